@@ -1,0 +1,1 @@
+"""Comparing policies: runs over common arrivals, tables and plots."""

@@ -1,0 +1,267 @@
+"""Leaderboards and summaries as Rich tables and Markdown, with the definition beside every number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pdenv.bench.compare import Comparison, Standing
+from pdenv.definitions import DEFINITIONS
+
+ONE_TABLE_WIDTH = 140  # columns from which the leaderboard is one table
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the leaderboard."""
+
+    metric: str  # key of compare.METRICS
+    head: str
+    unit: str  # s, ms, % or nothing
+    definition: str  # key of DEFINITIONS
+
+
+LATENCY = (
+    Column("cost", "cost", "", "cost"),
+    Column("joint_tpot_s", "joint TPOT", "s", "joint_tpot_s"),
+    Column("prefill_part_s", "= prefill", "s", "joint_tpot_s"),
+    Column("transfer_part_s", "+ transfer", "s", "joint_tpot_s"),
+    Column("decode_part_s", "+ decode", "s", "joint_tpot_s"),
+    Column("tpot_s", "standard TPOT", "ms", "tpot_s"),
+    Column("ttft_p50_s", "TTFT P50", "s", "ttft_s"),
+    Column("ttft_p99_s", "TTFT P99", "s", "ttft_s"),
+)
+RESOURCES = (
+    Column("slo_attainment", "SLO met", "%", "slo_attainment"),
+    Column("prefill_utilisation", "prefill busy", "%", "prefill_utilisation"),
+    Column("prefill_demanded_utilisation", "prefill demanded", "%", "prefill_demanded_utilisation"),
+    Column("decode_memory_utilisation", "decode memory", "%", "decode_memory_utilisation"),
+    Column("network_utilisation", "network use", "%", "link_utilisation"),
+)
+_SCALE = {"ms": 1e3, "%": 100.0}
+
+
+def _decimals(value: float) -> int:
+    size = abs(value)
+    return 3 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0
+
+
+def number(value: float | None) -> str:
+    """About three significant digits; a dash for what does not exist."""
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if value != 0 and not 0.001 <= abs(value) < 1e7:
+        return f"{value:.3g}"
+    return f"{value:,.{_decimals(value)}f}" if value else "0"
+
+
+def cell(standing: Standing, column: Column) -> str:
+    """Mean, with the half width of its interval where there are several windows."""
+    value, half = standing.mean[column.metric], standing.ci95[column.metric]
+    if value is None:
+        return "–"
+    scale = _SCALE.get(column.unit, 1.0)
+    decimals = 1 if column.unit == "%" else _decimals(value * scale)
+    shown = f"{value * scale:,.{decimals}f}" if column.unit == "%" else number(float(value * scale))
+    return shown if half is None else f"{shown} ±{half * scale:.{decimals}f}"
+
+
+def _head(column: Column) -> str:
+    """The parts of joint TPOT keep their sign on one line, other heads break at every space."""
+    return column.head if column.head.startswith(("=", "+")) else column.head.replace(" ", "\n")
+
+
+def _fitting(columns: tuple[Column, ...], standings: list[Standing], width: int) -> list[list[Column]]:
+    """Columns in their order, broken into tables that fit the width."""
+    free = width - max(len("policy"), *(len(s.policy) for s in standings)) - 3
+    groups: list[list[Column]] = [[]]
+    used = 0
+    for column in columns:
+        lines = [*_head(column).splitlines(), column.unit, *(cell(s, column) for s in standings)]
+        needed = max(len(line) for line in lines) + 3
+        if groups[-1] and used + needed > free:
+            groups.append([])
+            used = 0
+        groups[-1].append(column)
+        used += needed
+    return groups
+
+
+def _table(columns: list[Column], standings: list[Standing]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("policy", no_wrap=True, vertical="bottom")
+    for column in columns:
+        table.add_column(
+            f"{_head(column)}\n{column.unit}".rstrip(), justify="right", no_wrap=True, vertical="bottom"
+        )
+    for rank, standing in enumerate(standings):
+        style = "bold" if rank == 0 else ""
+        table.add_row(standing.policy, *(cell(standing, c) for c in columns), style=style)
+    return table
+
+
+def heading(comparison: Comparison, scenario: str) -> str:
+    """Scenario, workload, number of requests and windows in one line."""
+    run = next(run for run in comparison.runs if run.scenario == scenario)
+    summary = run.summary
+    scale = "" if summary["rate_scale"] == 1.0 else f", arrivals × {summary['rate_scale']:.3g}"
+    windows = "" if comparison.windows == 1 else f", {comparison.windows} windows (mean ± 95 % interval)"
+    return f"{scenario}: {summary['workload']}, {summary['requests']:,} requests measured{scale}{windows}"
+
+
+def _state(met: bool | None) -> str:
+    return "unknown" if met is None else "met" if met else "NOT met"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value / 1e9:.3g} GB/s"
+
+
+def constraint_lines(constraints: dict[str, Any]) -> list[str]:
+    """The three constraints, each with its value, its limit and whether it is met; then the conflict."""
+    busy, memory, network = (constraints[k] for k in ("prefill_busy", "decode_memory", "network"))
+    conflict = "yes" if constraints["conflict"] else "near" if constraints["near_conflict"] else "no"
+    rates = (
+        f"{_rate(network['line_bytes_per_s'])} line ≤ {_rate(network['limit'])}, "
+        f"{_rate(network['offered_bytes_per_s'])} offered < {_rate(network['achievable_bytes_per_s'])} achievable"
+    )
+    return [
+        f"prefill busy {_percent(busy['value'])} > {100 * busy['limit']:.0f} %: {_state(busy['met'])}",
+        f"decode memory {_percent(memory['value'])} < {100 * memory['limit']:.0f} %: {_state(memory['met'])}",
+        f"network {rates}: {_state(network['met'])}",
+        f"conflict: {conflict}",
+    ]
+
+
+def operating_point(standings: list[Standing]) -> list[str]:
+    """The operating point under the cheapest policy that disaggregates, and who else is in conflict."""
+    split = [s for s in standings if s.runs[0].summary["constraints"]["prefill_busy"]["value"] is not None]
+    if not split:
+        return ["Operating point: no policy here uses separate pools"]
+    window = " (window 0)" if len(split[0].runs) > 1 else ""
+    lines = [f"Operating point under {split[0].policy}{window}"]
+    lines += constraint_lines(split[0].runs[0].summary["constraints"])
+    others = [s.policy for s in split[1:] if any(r.summary["constraints"]["conflict"] for r in s.runs)]
+    if others:
+        lines[-1] += f" (yes under {', '.join(others)})"
+    return lines
+
+
+def _definitions(keys: list[str], heads: dict[str, str]) -> Text:
+    text = Text(style="dim")
+    for key in dict.fromkeys(keys):
+        text.append(heads.get(key, key), style="bold").append(f": {DEFINITIONS[key]}\n")
+    return text
+
+
+_HEADS = {
+    "cost": "cost",
+    "joint_tpot_s": "joint TPOT",
+    "tpot_s": "standard TPOT",
+    "ttft_s": "TTFT",
+    "slo_attainment": "SLO met",
+    "prefill_utilisation": "prefill busy",
+    "prefill_demanded_utilisation": "prefill demanded",
+    "decode_memory_utilisation": "decode memory",
+    "link_utilisation": "network use",
+    "constraints": "operating point",
+}
+
+
+def leaderboard(comparison: Comparison, scenario: str, width: int) -> RenderableType:
+    """The leaderboard of one scenario, its operating-point line below; stacked tables where it is narrow."""
+    standings = comparison.leaderboard(scenario)
+    halves = [LATENCY + RESOURCES] if width >= ONE_TABLE_WIDTH else [LATENCY, RESOURCES]
+    groups = [group for half in halves for group in _fitting(half, standings, width)]
+    title = heading(comparison, scenario)
+    tables = [_table(group, standings) for group in groups]
+    lines = operating_point(standings)
+    one_line = f"{lines[0]}: {'; '.join(lines[1:])}"
+    point = one_line if len(one_line) <= width else "\n  ".join(lines)
+    return Group(Text(title, style="bold"), *tables, Text(point), Text(""))
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Every leaderboard, then what the columns mean."""
+    for scenario in comparison.scenarios:
+        console.print(leaderboard(comparison, scenario, console.width))
+    console.print(_definitions([c.definition for c in LATENCY + RESOURCES] + ["constraints"], _HEADS))
+
+
+def print_summary(summary: dict[str, Any], console: Console) -> None:
+    """One run: distributions, single numbers and constraints, each with its definition."""
+    scale = "" if summary["rate_scale"] == 1.0 else f", arrivals × {summary['rate_scale']:.3g}"
+    title = (
+        f"{summary['policy']} on {summary['scenario']}: {summary['workload']}{scale}, seed {summary['seed']}"
+    )
+    console.print(Text(title, style="bold"))
+    spread = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    single = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = ("mean", "p50", "p90", "p99", "max")
+    for name in ("", *columns):
+        spread.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for name in ("", "value"):
+        single.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for table in (spread, single):
+        table.add_column("definition", style="dim", overflow="fold", min_width=30)
+    for key in summary["definitions"]:
+        value = summary[key]
+        if key == "constraints":
+            continue  # lines of their own, below
+        if key in ("cost", "link_utilisation"):
+            _add_parts(single, key, value)
+        elif isinstance(value, dict):
+            spread.add_row(key, *(number(value[c]) for c in columns), DEFINITIONS[key])
+            for part in (k for k in value if k not in columns):
+                spread.add_row(f"  {part}", number(value[part]))
+        else:
+            single.add_row(key, number(value), DEFINITIONS[key])
+    console.print(spread, single)
+    for line in constraint_lines(summary["constraints"]):
+        console.print(Text(line))
+    console.print(Text(DEFINITIONS["constraints"], style="dim"))
+
+
+def _add_parts(table: Table, key: str, value: dict[str, Any]) -> None:
+    """A number with parts: the terms of the cost, or link utilisation a tier each."""
+    if key == "cost":
+        table.add_row(f"cost ({value['mode']})", number(value["mean"]), DEFINITIONS[key])
+        parts = {**value["terms"], **{f"in mode {mode}": mean for mode, mean in value["by_mode"].items()}}
+    else:
+        table.add_row(key, "", DEFINITIONS[key])
+        parts = value
+    for name, part in parts.items():
+        table.add_row(f"  {name}", number(part))
+
+
+def markdown(comparison: Comparison, scenario: str, picture: str | None = None) -> str:
+    """The leaderboard of one scenario as a Markdown section."""
+    standings = comparison.leaderboard(scenario)
+    columns = LATENCY + RESOURCES
+    heads = ["policy", *(f"{c.head.lstrip('=+ ')} ({c.unit})" if c.unit else c.head for c in columns)]
+    lines = [f"## {heading(comparison, scenario)}", ""]
+    if picture:
+        lines += [f"![Leaderboard of {scenario}]({picture})", ""]
+    lines += ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * len(columns)]
+    lines += ["| " + " | ".join([s.policy, *(cell(s, c) for c in columns)]) + " |" for s in standings]
+    point, *constraints = operating_point(standings)
+    return "\n".join(
+        [*lines, "", point, *([""] if constraints else []), *(f"- {c}" for c in constraints), ""]
+    )
+
+
+def markdown_definitions() -> str:
+    """What the columns mean, as a Markdown list."""
+    keys = dict.fromkeys(c.definition for c in LATENCY + RESOURCES)
+    return "\n".join(f"- **{_HEADS[key]}**: {DEFINITIONS[key]}" for key in [*keys, "constraints"]) + "\n"

@@ -1,0 +1,321 @@
+"""The `pdenv` command."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pdenv import atomic
+from pdenv.definitions import DEFINITIONS
+from pdenv.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.console import Console
+
+PIPE_WIDTH = 160  # columns of a table that goes into a file or a pipe
+
+app = typer.Typer(
+    help="Simulate and compare schedulers of a prefill/decode disaggregated LLM serving cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+scenario_app = typer.Typer(help="List, show and check scenarios.", no_args_is_help=True)
+app.add_typer(scenario_app, name="scenario")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Bad input ends in one line and exit code 2, an interrupt in one line and 130."""
+    try:
+        yield
+    except InputError as error:
+        first, *more = str(error).splitlines() or [""]
+        rest = f" (and {len(more)} more; `pdenv scenario validate` lists them)" if more else ""
+        print(f"pdenv: {first}{rest}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        print("pdenv: interrupted", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=PIPE_WIDTH if piped else None, highlight=False)
+
+
+def _rate_scale(text: str) -> float | str:
+    if text == "auto":
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"'{text}' is not a scale; give a number above 0, or auto", where="--rate-scale")
+    return value
+
+
+def _overrides(pairs: list[str]) -> dict[str, Any]:
+    """`key=value` options; the scenario reads values as YAML."""
+    overrides = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key.strip():
+            raise InputError(f"'{pair}' is not key=value, for example workload.rate_per_s=3", where="--set")
+        overrides[key.strip()] = value
+    return overrides
+
+
+def _check_outputs(
+    json_path: str | None, requests_path: str | None = None, report: str | None = None
+) -> None:
+    """Refuse outputs that cannot be written before anything runs."""
+    if json_path is not None and json_path != "-":
+        atomic.check_file(json_path)
+    if requests_path is not None:
+        atomic.check_file(requests_path)
+        if json_path is not None and os.path.realpath(json_path) == os.path.realpath(requests_path):
+            raise InputError("--json and --requests name the same file", where=requests_path)
+    if report is not None:
+        atomic.check_directory(report)
+
+
+def _write_json(value: dict[str, Any], path: str) -> None:
+    from pdenv.metrics import to_json
+
+    if path == "-":
+        sys.stdout.write(to_json(value))
+    else:
+        atomic.write_text(path, to_json(value))
+
+
+def _requests_csv(rows: np.ndarray) -> str:
+    """One line a request under a header; an empty field where there is no value."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(rows.dtype.names or ())
+    for row in rows.tolist():
+        writer.writerow(["" if isinstance(v, float) and math.isnan(v) else v for v in row])
+    return text.getvalue()
+
+
+Trace = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Request trace that replaces the workload: Azure CSV or Mooncake JSONL."
+    ),
+]
+RateScale = Annotated[
+    str,
+    typer.Option(
+        metavar="X|auto", help="Factor on arrival rates; auto aims at the load the scenario is made for."
+    ),
+]
+Json = Annotated[
+    str | None,
+    typer.Option(
+        "--json", metavar="FILE|-", help="Write the numbers as JSON; with - only JSON goes to stdout."
+    ),
+]
+
+
+_NUMBERS = "The numbers:\n\n" + "\n\n".join(f"**{key}**: {text}" for key, text in DEFINITIONS.items())
+
+
+@app.command(
+    epilog="Example: `pdenv simulate operating-point --policy greedy --set workload.rate_per_s=3 --json -`\n\n"
+    + _NUMBERS
+)
+def simulate(
+    scenario: Annotated[str, typer.Argument(help="Name of a preset, or a YAML file.")] = "operating-point",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="Scheduler; `pdenv policies` lists them.")
+    ] = "three-part",
+    trace: Trace = None,
+    rate_scale: RateScale = "1",
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of arrivals and policy.")] = 0,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the scenario; repeatable."),
+    ] = None,
+    requests: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write one row a request (every timestamp) as CSV.")
+    ] = None,
+    json_path: Json = None,
+) -> None:
+    """Run one policy on one window and print every number with its definition."""
+    with _told():
+        scale, overrides = _rate_scale(rate_scale), _overrides(set_ or [])
+        _check_outputs(json_path, requests)
+        from pdenv.run import check_policy
+        from pdenv.run import simulate as run
+        from pdenv.scenario import load_scenario
+
+        check_policy(policy)
+        result = run(load_scenario(scenario, overrides), policy, seed=seed, trace=trace, rate_scale=scale)
+        for line in result.warnings:
+            print(f"pdenv: warning: {line}", file=sys.stderr)
+        if requests is not None:
+            atomic.write_text(requests, _requests_csv(result.requests))
+        if json_path is not None:
+            _write_json(result.summary, json_path)
+        if json_path != "-":
+            from pdenv.bench.tables import print_summary
+
+            print_summary(result.summary, _console())
+
+
+@app.command(
+    epilog="Example: `pdenv compare operating-point --trace requests.csv --rate-scale auto "
+    "--policies three-part,greedy,colocated --report out`\n\n"
+    "Every number is defined below the leaderboard and in `pdenv simulate --help`."
+)
+def compare(
+    scenarios: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCENARIO", help="Presets or YAML files (default: operating-point)."),
+    ] = None,
+    policies: Annotated[
+        str, typer.Option(metavar="A,B,C", help="Schedulers, or all.")
+    ] = "three-part,greedy,least-work,round-robin,colocated",
+    trace: Trace = None,
+    rate_scale: RateScale = "1",
+    windows: Annotated[int, typer.Option(min=1, max=10_000, help="Disjoint stretches of the workload.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, max=1024, help="Processes; the numbers do not depend on it.")
+    ] = 1,
+    json_path: Json = None,
+    report: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Write plots, a Markdown leaderboard and results.json.")
+    ] = None,
+) -> None:
+    """Run policies on the same arrivals and print a leaderboard, cheapest first."""
+    with _told():
+        scale = _rate_scale(rate_scale)
+        _check_outputs(json_path, report=report)
+        from pdenv.bench.compare import compare as run
+
+        with _progress(json_path) as progress:
+            comparison = run(
+                scenarios or ["operating-point"],
+                policies,
+                windows=windows,
+                jobs=jobs,
+                trace=trace,
+                rate_scale=scale,
+                progress=progress,
+            )
+        for line in comparison.warnings():
+            print(f"pdenv: warning: {line}", file=sys.stderr)
+        if report is not None:
+            from pdenv.bench.plots import write_report
+
+            write_report(comparison, report)
+        if json_path is not None:
+            _write_json(comparison.to_dict(), json_path)
+        if json_path != "-":
+            from pdenv.bench.tables import print_comparison
+
+            print_comparison(comparison, _console())
+
+
+@contextmanager
+def _progress(json_path: str | None) -> Iterator[Any]:
+    """A callback that moves a progress bar on stderr; None where nobody watches."""
+    if json_path == "-" or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("runs", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@app.command(epilog="Example: `pdenv policies`")
+def policies() -> None:
+    """List the schedulers, what each does, and its parameters with their defaults."""
+    with _told():
+        from rich.table import Table
+
+        from pdenv.sim.rules import RULES
+
+        table = Table.grid(padding=(0, 2))
+        for rule in RULES.values():
+            defaults = ", ".join(f"{name}={default:g}" for name, (_, default) in rule.parameters.items())
+            table.add_row(rule.name, rule.summary + (f" (parameters: {defaults})" if defaults else ""))
+        _console().print(table)
+
+
+@scenario_app.command("list", epilog="Example: `pdenv scenario list`")
+def scenario_list() -> None:
+    """List the presets with what they are for."""
+    with _told():
+        from rich.table import Table
+
+        from pdenv.scenario import load_scenario, scenario_names
+
+        table = Table.grid(padding=(0, 2))
+        for name in scenario_names():
+            table.add_row(name, load_scenario(name).description)
+        _console().print(table)
+
+
+@scenario_app.command("show", epilog="Example: `pdenv scenario show operating-point > mine.yaml`")
+def scenario_show(name: Annotated[str, typer.Argument(help="Name of a preset, or a YAML file.")]) -> None:
+    """Print a scenario as YAML, defaults included."""
+    with _told():
+        from pdenv.scenario import load_scenario
+
+        sys.stdout.write(load_scenario(name).to_yaml())
+
+
+@scenario_app.command("validate", epilog="Example: `pdenv scenario validate mine.yaml`")
+def scenario_validate(
+    file: Annotated[str, typer.Argument(help="A YAML file, or the name of a preset.")],
+) -> None:
+    """Check a scenario file; every problem is one line."""
+    with _told():
+        from pdenv.scenario import load_scenario
+
+        try:
+            scenario = load_scenario(file)
+        except InputError as error:
+            for line in str(error).splitlines():
+                print(f"pdenv: {line}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        print(f"{file}: valid ({scenario.name})")
+
+
+@scenario_app.command("schema", epilog="Example: `pdenv scenario schema > scenario.schema.json`")
+def scenario_schema() -> None:
+    """Print the JSON schema of a scenario file."""
+    with _told():
+        from pdenv.metrics import to_json
+        from pdenv.scenario import schema
+
+        sys.stdout.write(to_json(schema()))
+
+
+def main() -> None:
+    """Entry point of the `pdenv` command."""
+    app(prog_name="pdenv")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The simulator's Python face: `Simulation`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pdenv.errors import InputError, nearest
+from pdenv.sim import records
+from pdenv.sim.block import build_block
+from pdenv.sim.compiled import compiled
+from pdenv.sim.records import ARRIVAL, INSTANCE_TOTALS, Totals, empty_records
+from pdenv.sim.rules import RULES
+from pdenv.sim.state import RETURN_DECISION, RETURN_DONE, RETURN_ERROR, RETURN_GROW, RETURN_TIME
+from pdenv.topology import Cluster
+
+_BLOCK_HASH = np.dtype([("hash", np.int64)], align=True)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a cost-minimising scheduler aims at; see `pdenv.scenario` for the meaning of each number."""
+
+    ttft_limit_s: float = np.inf
+    tpot_limit_s: float = np.inf
+    ttft_step: float = 0.0
+    ttft_slope_per_s: float = 0.0
+    tpot_step: float = 0.0
+    tpot_slope_per_s: float = 0.0
+    w_prefill: float = 1.0
+    w_transfer: float = 1.0
+    w_decode: float = 1.0
+
+
+class Simulation:
+    """One run of a cluster over a given list of arrivals.
+
+    Args:
+        cluster: plain numbers, see `pdenv.topology`.
+        arrivals: (n,) ARRIVAL, sorted by arrival time.
+        blocks: int64 prefix-block hashes that `arrivals` points into.
+        rule: name of a compiled scheduler (`pdenv.sim.rules.RULES`), or None: decisions come from outside,
+            and `run` stops at each (see `pdenv.sim.decisions`).
+        parameters: of the rule, by name.
+        seed: of the rule's own random stream.
+        objective: what cost-minimising rules aim at.
+
+    Raises:
+        InputError: unknown rule or parameter.
+        ValueError: arrivals that are not sorted or not positive.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        arrivals: np.ndarray,
+        blocks: np.ndarray | None = None,
+        rule: str | None = "three-part",
+        parameters: dict[str, float] | None = None,
+        seed: int = 0,
+        objective: Objective | None = None,
+        pool: int = 1024,
+    ) -> None:
+        _check_arrivals(arrivals, len(cluster.tier_precisions))
+        self.cluster = cluster
+        self.arrivals = np.ascontiguousarray(arrivals, dtype=ARRIVAL)
+        self.records = empty_records(arrivals.shape[0])
+        hashes = np.zeros(0 if blocks is None else blocks.shape[0], _BLOCK_HASH)
+        if blocks is not None:
+            hashes["hash"] = blocks
+        external = {"arrival": self.arrivals, "record": self.records, "prefix_block": hashes}
+        self.block = build_block(cluster, external, pool)
+        self._kernels = compiled()
+        self._set_rule(rule, parameters or {}, seed, objective or Objective())
+
+    def _set_rule(self, name: str | None, parameters: dict[str, float], seed: int, objective: Objective) -> None:
+        h = self.block.header
+        h["random"] = np.uint64(seed % (1 << 64))
+        h["ttft_limit_s"] = objective.ttft_limit_s
+        h["tpot_limit_s"] = objective.tpot_limit_s
+        weights = (objective.ttft_step, objective.ttft_slope_per_s, objective.tpot_step, objective.tpot_slope_per_s)
+        h["cost_weight"][:7] = (*weights, objective.w_prefill, objective.w_transfer, objective.w_decode)
+        if name is None:
+            return
+        if name not in RULES:
+            raise InputError(f"unknown policy '{name}'{nearest(name, RULES)}")
+        rule = RULES[name]
+        h["rule"] = rule.route
+        h["scaler"] = rule.scaler
+        for row, default in rule.parameters.values():
+            h["parameter"][row] = default
+        for key, value in parameters.items():
+            if key not in rule.parameters:
+                raise InputError(f"policy '{name}' has no parameter '{key}'{nearest(key, rule.parameters)}")
+            h["parameter"][rule.parameters[key][0]] = value
+
+    @property
+    def now(self) -> float:
+        """Simulated time, s."""
+        return float(self.block.header["now"])
+
+    def run(self, until_s: float = np.inf) -> bool:
+        """Process all events up to `until_s`; True if every request has ended."""
+        return self._advance(until_s, False) == RETURN_DONE
+
+    def run_measured(self, first: int, last: int, deadline_s: float) -> bool:
+        """Run until requests first..last−1 have ended, or to the deadline; True if they have."""
+        h = self.block.header
+        h["measured_from"], h["measured_to"] = first, last
+        ended = np.count_nonzero(self.records["status"][first:last] != records.WAITING)
+        h["measured_left"] = last - first - ended
+        return self._advance(deadline_s, True) == RETURN_DONE
+
+    def step(self, until_s: float = np.inf) -> bool:
+        """Run to the next decision from outside (True), or to the end or `until_s` (False)."""
+        return self._advance(until_s, False) == RETURN_DECISION
+
+    def _advance(self, until_s: float, measured_only: bool) -> int:
+        advance = self._kernels.advance
+        while True:
+            why = int(advance(self.block.handle(), float(until_s), measured_only))
+            if why == RETURN_GROW:
+                self.block = self.block.grown(2 * int(self.block.header["pool"]))
+            elif why == RETURN_ERROR:
+                raise RuntimeError(f"illegal action at {self.now} s: {self._action()}")
+            else:
+                assert why in (RETURN_TIME, RETURN_DONE, RETURN_DECISION), why
+                return why
+
+    def _action(self) -> dict[str, int]:
+        h = self.block.header
+        names = ("kind", "p", "d", "h", "precision", "scale_prefill", "scale_decode", "flip")
+        return {name: int(h[f"act_{name}"]) for name in names}
+
+    def totals(self) -> Totals:
+        """What the run has accumulated until now."""
+        h = self.block.header
+        n_prefill, n_decode, n_colocated = int(h["n_prefill"]), int(h["n_decode"]), int(h["n_colocated"])
+        rows = np.zeros((n_prefill + n_decode + n_colocated, len(INSTANCE_TOTALS.names)))
+        ports = np.zeros(int(h["n_ports"]))
+        handle = self.block.handle()
+        self._kernels.instance_totals(handle, self.now, rows)
+        self._kernels.port_totals(handle, self.now, ports)
+        rows = rows.view(INSTANCE_TOTALS)[:, 0]
+        return Totals(
+            time_s=self.now,
+            prefill=rows[:n_prefill],
+            decode=rows[n_prefill : n_prefill + n_decode],
+            colocated=rows[n_prefill + n_decode :],
+            port_bytes=ports,
+            decode_starved_s=float(self._kernels.starved_total(handle, self.now)),
+            gap_counts=self.block.views["gap_bin"]["count"].copy(),
+            gap_sum_s=float(h["gap_sum_s"]),
+            gap_max_s=float(h["gap_max_s"]),
+            preemptions=int(h["preemptions"]),
+        )
+
+
+def _check_arrivals(arrivals: np.ndarray, n_tiers: int) -> None:
+    if arrivals.shape[0] == 0:
+        return
+    if np.any(np.diff(arrivals["arrival_s"]) < 0.0) or not np.all(np.isfinite(arrivals["arrival_s"])):
+        raise ValueError("arrivals must be sorted by a finite arrival_s")
+    if arrivals["prompt_tokens"].min() < 1 or arrivals["output_tokens"].min() < 1:
+        raise ValueError("prompt_tokens and output_tokens must be at least 1")
+    if arrivals["tier"].min() < 0 or arrivals["tier"].max() >= n_tiers:
+        raise ValueError(f"tier must be in 0..{n_tiers - 1}")

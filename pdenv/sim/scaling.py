@@ -1,0 +1,430 @@
+"""Elastic pools: warming, draining, role flips, the GPU budget (docs/model.md, section 8)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pdenv.sim import lists
+from pdenv.sim.accounts import (
+    leave_prefill_or_transfer,
+    settle_batch_state,
+    settle_prefill_queue,
+    settle_prefill_state,
+    settle_starved,
+)
+from pdenv.sim.batch import (
+    advance_batch,
+    boundary_t,
+    extract_active,
+    go_idle,
+    iterations_done,
+    kv_in_flight,
+    release_reservation,
+)
+from pdenv.sim.decode import count_preemption, drop_ready
+from pdenv.sim.events import CONTROL, TIMERS, schedule, single_slot
+from pdenv.sim.gateway import schedule_delivery
+from pdenv.sim.layout import kernel
+from pdenv.sim.pool import drop_decode_load, drop_prefill_load
+from pdenv.sim.prefilling import unpair
+from pdenv.sim.receive import give_up_grant
+from pdenv.sim.state import (
+    ACTIVE,
+    AT_GATEWAY,
+    DRAINING,
+    GRANTED,
+    IDLE,
+    ITERATING,
+    LINK_BATCH,
+    LINK_DECODE,
+    LINK_PREFILL,
+    OFF,
+    PAIRED,
+    PREEMPTED,
+    READY,
+    RECEIVING,
+    STARTED,
+    STOPPED,
+    UNPAIRED,
+    WARMING,
+    batch,
+    header,
+    prefill,
+    queue,
+    request,
+)
+from pdenv.sim.transfer import kick_prefill
+
+FLIP_TO_DECODE, FLIP_TO_PREFILL = 1, 2
+
+
+@kernel
+def set_prefill_state(S, p, state, t):
+    settle_prefill_state(S, p, t)
+    prefill(S, p).state = state
+    header(S).visible = 1
+    header(S).scraped = 1
+
+
+@kernel
+def set_decode_state(S, d, state, t):
+    settle_batch_state(S, d, t)
+    it = batch(S, d)
+    was_on = it.state == ACTIVE or it.state == DRAINING
+    is_on = state == ACTIVE or state == DRAINING
+    if was_on != is_on:
+        settle_starved(S, t)
+        header(S).idle_decodes += 1 if is_on else -1
+    it.state = state
+    header(S).visible = 1
+    header(S).scraped = 1
+
+
+@kernel
+def schedule_timers(S):
+    """The earliest end of a warm-up, or drain deadline."""
+    h = header(S)
+    best = np.inf
+    for p in range(h.n_prefill):
+        if prefill(S, p).state == WARMING:
+            best = min(best, prefill(S, p).timer_t)
+    for d in range(h.n_decode):
+        if batch(S, d).state == WARMING or batch(S, d).state == DRAINING:
+            best = min(best, batch(S, d).timer_t)
+    schedule(S, single_slot(S, TIMERS), best)
+
+
+@kernel
+def warm_prefill(S, seconds, t):
+    """Warm the first OFF prefill instance, if the GPU budget allows; whether one was warmed."""
+    h = header(S)
+    for p in range(h.n_prefill):
+        it = prefill(S, p)
+        if it.state == OFF:
+            if h.gpus_on + it.gpus > h.gpu_budget:
+                return False
+            h.gpus_on += it.gpus
+            it.timer_t = t + (it.startup_s if seconds < 0.0 else seconds)
+            it.flip = 0
+            set_prefill_state(S, p, WARMING, t)
+            return True
+    return False
+
+
+@kernel
+def warm_decode(S, seconds, t):
+    """Warm the first OFF decode instance, if the GPU budget allows; whether one was warmed."""
+    h = header(S)
+    for d in range(h.n_decode):
+        it = batch(S, d)
+        if it.state == OFF:
+            if h.gpus_on + it.gpus > h.gpu_budget:
+                return False
+            h.gpus_on += it.gpus
+            it.timer_t = t + (it.startup_s if seconds < 0.0 else seconds)
+            it.flip = 0
+            set_decode_state(S, d, WARMING, t)
+            return True
+    return False
+
+
+@kernel
+def pick_prefill_victim(S):
+    """The ACTIVE prefill instance with the least KV in staging; −1 if it would be the last."""
+    active = 0
+    best = np.int64(-1)
+    for p in range(header(S).n_prefill):
+        if prefill(S, p).state == ACTIVE:
+            active += 1
+            if best < 0 or prefill(S, p).staging_used < prefill(S, best).staging_used:
+                best = p
+    return best if active >= 2 else np.int64(-1)
+
+
+@kernel
+def pick_decode_victim(S, t):
+    """The ACTIVE decode instance with the least resident KV; −1 if it would be the last."""
+    active = 0
+    best = np.int64(-1)
+    least = np.int64(0)
+    for d in range(header(S).n_decode):
+        if batch(S, d).state == ACTIVE:
+            active += 1
+            resident = batch(S, d).reserved + kv_in_flight(S, d, t)
+            if best < 0 or resident < least:
+                best = d
+                least = resident
+    return best if active >= 2 else np.int64(-1)
+
+
+@kernel
+def return_to_gateway(S, r, t):
+    """A request that has not started its prefill is to be dispatched anew."""
+    it = request(S, r)
+    leave_prefill_or_transfer(S, r, t)
+    drop_prefill_load(S, r)
+    if it.pairing:
+        lists.remove(S, lists.PAIRING_QUEUE, LINK_DECODE, r)
+        it.pairing = 0
+    if it.d >= 0:
+        unpair(S, r, t)
+    it.p = -1
+    it.prefill_state = AT_GATEWAY
+    lists.prepend(S, lists.GATEWAY_QUEUE, LINK_PREFILL, r)
+
+
+@kernel
+def return_delivery(S, p, t):
+    """Requests on their way to a draining prefill instance, last first."""
+    r = queue(S, lists.DELIVERY_QUEUE).tail
+    while r >= 0:
+        before = request(S, r).link_prev[LINK_PREFILL]
+        if request(S, r).mode == 1 and request(S, r).p == p:
+            lists.remove(S, lists.DELIVERY_QUEUE, LINK_PREFILL, r)
+            return_to_gateway(S, r, t)
+        r = before
+    schedule_delivery(S)
+
+
+@kernel
+def drain_prefill(S, p, flip, t):
+    """No new work; what has not started goes back to the head of the gateway in order."""
+    set_prefill_state(S, p, DRAINING, t)
+    prefill(S, p).flip = flip
+    header(S).draining += 1
+    return_delivery(S, p, t)
+    settle_prefill_queue(S, p, t)
+    r = queue(S, lists.prefill_queue(S, p)).tail
+    while r >= 0 and request(S, r).prefill_state != STARTED:
+        before = request(S, r).link_prev[LINK_PREFILL]
+        lists.remove(S, lists.prefill_queue(S, p), LINK_PREFILL, r)
+        return_to_gateway(S, r, t)
+        r = before
+    kick_prefill(S, p)
+
+
+@kernel
+def pair_again(S, r):
+    """Into the pairing queue, in order of request number among those that wait for the same reason."""
+    it = request(S, r)
+    it.pairing = 1
+    other = queue(S, lists.PAIRING_QUEUE).tail
+    after = np.int64(-1)
+    while other >= 0 and request(S, other).id > it.id:
+        after = other
+        other = request(S, other).link_prev[LINK_DECODE]
+    lists.insert_before(S, lists.PAIRING_QUEUE, LINK_DECODE, r, after)
+
+
+@kernel
+def drain_decode(S, d, flip, t):
+    """No new pairs; requests without a reservation are paired again."""
+    h = header(S)
+    set_decode_state(S, d, DRAINING, t)
+    batch(S, d).flip = flip
+    batch(S, d).timer_t = t + h.drain_max_s
+    h.draining += 1
+    for r in range(h.pool):
+        it = request(S, r)
+        if it.id >= 0 and it.d == d and (it.decode_state == PAIRED or it.decode_state == RECEIVING):
+            unpair(S, r, t)
+            pair_again(S, r)
+
+
+@kernel
+def evict(S, d, r, t):
+    """At the drain deadline: revoke, or preempt, and pair again."""
+    it = request(S, r)
+    if it.decode_state == GRANTED:
+        give_up_grant(S, r, t)
+        drop_decode_load(S, r)
+        it.decode_state = UNPAIRED
+    else:
+        if it.decode_state == READY:
+            drop_ready(S, r, t)
+            count_preemption(S, r)
+        elif it.grant_bytes > 0:
+            release_reservation(S, r, t)
+        elif it.decode_state == PREEMPTED:
+            lists.remove(S, lists.preempted_list(S, d), LINK_BATCH, r)
+        else:
+            count_preemption(S, r)
+        drop_decode_load(S, r)
+        it.decode_state = PREEMPTED
+        it.swapped = 0
+    it.d = -1
+    it.b = -1
+    pair_again(S, r)
+
+
+@kernel
+def empty_batch(S, d, t):
+    """Cut the running step at `t` and take every active sequence out."""
+    it = batch(S, d)
+    if it.doing == ITERATING:
+        j = iterations_done(S, d, t)
+        advance_batch(S, d, j, boundary_t(S, d, j))
+    span = max(t - it.anchor_t, 0.0)
+    if it.doing != IDLE:
+        it.busy_s += span
+        it.memory_byte_s += it.kv * span
+    while it.active > 0:
+        extract_active(S, d, it.active - 1)
+    it.anchor_t = t
+    it.carry_s = 0.0
+    it.restoring = -1
+    go_idle(S, d, t)
+
+
+@kernel
+def force_out(S, d, t):
+    """The drain deadline has passed: everything still on the instance goes elsewhere."""
+    empty_batch(S, d, t)
+    for r in range(header(S).pool):
+        it = request(S, r)
+        if it.id >= 0 and it.b == d and it.decode_state >= GRANTED:
+            evict(S, d, r, t)
+    batch(S, d).timer_t = np.inf
+
+
+@kernel
+def ring_timers(S, t):
+    """Warm-ups that have ended and drain deadlines that have passed."""
+    h = header(S)
+    for p in range(h.n_prefill):
+        if prefill(S, p).state == WARMING and prefill(S, p).timer_t <= t:
+            set_prefill_state(S, p, ACTIVE, t)
+    for d in range(h.n_decode):
+        it = batch(S, d)
+        if it.timer_t <= t and it.state == WARMING:
+            set_decode_state(S, d, ACTIVE, t)
+        elif it.timer_t <= t and it.state == DRAINING:
+            force_out(S, d, t)
+    schedule_timers(S)
+
+
+@kernel
+def count_off_prefill(S):
+    n = 0
+    for p in range(header(S).n_prefill):
+        n += prefill(S, p).state == OFF
+    return n
+
+
+@kernel
+def count_off_decode(S):
+    n = 0
+    for d in range(header(S).n_decode):
+        n += batch(S, d).state == OFF
+    return n
+
+
+@kernel
+def shrink_prefill(S, flip, t):
+    p = pick_prefill_victim(S)
+    if p >= 0:
+        drain_prefill(S, p, flip, t)
+
+
+@kernel
+def shrink_decode(S, flip, t):
+    d = pick_decode_victim(S, t)
+    if d >= 0:
+        drain_decode(S, d, flip, t)
+
+
+@kernel
+def apply_scale(S):
+    """Carry out the scaling decision in the header: deltas, prefill first, then a flip."""
+    h = header(S)
+    t = h.now
+    if h.act_scale_prefill > 0:
+        warm_prefill(S, -1.0, t)
+    elif h.act_scale_prefill < 0:
+        shrink_prefill(S, 0, t)
+    if h.act_scale_decode > 0:
+        warm_decode(S, -1.0, t)
+    elif h.act_scale_decode < 0:
+        shrink_decode(S, 0, t)
+    if h.act_flip == FLIP_TO_DECODE and count_off_decode(S) > 0:
+        shrink_prefill(S, 1, t)
+    elif h.act_flip == FLIP_TO_PREFILL and count_off_prefill(S) > 0:
+        shrink_decode(S, 1, t)
+    schedule_timers(S)
+
+
+@kernel
+def prefill_is_empty(S, p):
+    it = prefill(S, p)
+    return not it.busy and it.staging_used == 0 and queue(S, lists.prefill_queue(S, p)).head < 0
+
+
+@kernel
+def decode_is_empty(S, d):
+    it = batch(S, d)
+    busy = it.active > 0 or it.reserved > 0 or it.doing == STOPPED
+    return not busy and queue(S, lists.preempted_list(S, d)).head < 0
+
+
+@kernel
+def switch_off_drained(S, t):
+    """Draining instances that hold nothing are OFF; flips warm their counterpart."""
+    h = header(S)
+    if h.draining == 0:
+        return
+    for p in range(h.n_prefill):
+        it = prefill(S, p)
+        if it.state == DRAINING and prefill_is_empty(S, p):
+            set_prefill_state(S, p, OFF, t)
+            h.draining -= 1
+            h.gpus_on -= it.gpus
+            if it.flip:
+                warm_decode(S, h.flip_delay_s, t)
+    for d in range(h.n_decode):
+        it = batch(S, d)
+        if it.state == DRAINING and decode_is_empty(S, d):
+            set_decode_state(S, d, OFF, t)
+            h.draining -= 1
+            h.gpus_on -= it.gpus
+            if it.flip:
+                warm_prefill(S, h.flip_delay_s, t)
+    schedule_timers(S)
+
+
+@kernel
+def note_tick(S):
+    """Pool utilisation over the control interval that has just ended, for scalers."""
+    h = header(S)
+    busy = 0.0
+    demanded = 0.0
+    active = 0.0
+    for p in range(h.n_prefill):
+        it = prefill(S, p)
+        settle_prefill_state(S, p, h.now)
+        b = it.busy_s + ((h.now - it.step_start) if it.busy else 0.0)
+        s = it.stalled_s + ((h.now - it.stalled_since) if it.stalled else 0.0)
+        busy += b - it.tick_busy_s
+        demanded += b + s - it.tick_demand_s
+        active += it.active_s - it.tick_active_s
+        it.tick_busy_s = b
+        it.tick_demand_s = b + s
+        it.tick_active_s = it.active_s
+    h.tick_prefill_busy = busy / active if active > 0.0 else 0.0
+    h.tick_prefill_demanded = demanded / active if active > 0.0 else 0.0
+    used = 0.0
+    capacity = 0.0
+    for d in range(h.n_decode):
+        it = batch(S, d)
+        if it.state == ACTIVE:
+            used += it.reserved + kv_in_flight(S, d, h.now)
+            capacity += it.capacity
+    h.tick_decode_memory = used / capacity if capacity > 0.0 else 0.0
+
+
+@kernel
+def control_tick(S, t):
+    h = header(S)
+    h.tick += 1
+    h.tick_due = 1
+    schedule(S, single_slot(S, CONTROL), (h.tick + 1) * h.scaling_interval_s)
+

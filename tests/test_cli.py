@@ -1,0 +1,281 @@
+"""The command line: exact names, only JSON with `-`, one line for bad input, nothing half-written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import pdenv
+from pdenv import atomic, cli
+from pdenv.errors import InputError
+from pdenv.run import policy_names
+
+TOY = ["toy", "--set", "window.requests=40"]
+
+
+def call(*arguments: str):
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def refused(*arguments: str) -> str:
+    """The one line on stderr with which bad input ends."""
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("pdenv: ")
+    assert "Traceback" not in result.stderr
+    return lines[0]
+
+
+# ---- what it does -----------------------------------------------------------------------------------------
+
+
+def test_json_to_stdout_is_only_json():
+    result = call("simulate", *TOY, "--policy", "greedy", "--json", "-")
+    assert result.exit_code == 0
+    summary = json.loads(result.stdout)
+    assert summary["policy"] == "greedy"
+    assert summary == pdenv.simulate(pdenv.load_scenario("toy", {"window.requests": 40}), "greedy").summary
+
+
+def test_simulate_prints_every_number_with_its_definition():
+    result = call("simulate", *TOY)
+    assert result.exit_code == 0
+    for word in ("joint_tpot_s", "prefill_mean", "goodput_rps", "first token - arrival", "conflict:"):
+        assert word in result.stdout
+
+
+def test_requests_are_one_row_each(tmp_path):
+    path = tmp_path / "requests.csv"
+    assert call("simulate", *TOY, "--requests", str(path), "--json", "-").exit_code == 0
+    rows = list(csv.DictReader(path.open()))
+    measured = [row for row in rows if row["measured"] == "True"]
+    assert len(measured) == 40
+    assert {row["status"] for row in measured} == {"completed"}
+    assert {row["mode"] for row in measured} == {"pair"}
+    assert all(float(row["finish_s"]) > float(row["arrival_s"]) for row in measured)
+    assert "nan" not in path.read_text()
+
+
+def test_set_changes_the_scenario():
+    fast, slow = (
+        json.loads(call("simulate", *TOY, "--set", f"workload.rate_per_s={rate}", "--json", "-").stdout)
+        for rate in (8, 2)
+    )
+    assert fast["duration_s"] < slow["duration_s"]
+
+
+def test_compare_writes_json_and_report(tmp_path):
+    out, report = tmp_path / "out.json", tmp_path / "report"
+    result = call(
+        "compare", "toy", "--policies", "three-part,round-robin", "--json", str(out), "--report", str(report)
+    )
+    assert result.exit_code == 0, result.output
+    assert "Operating point" in result.stdout
+    board = json.loads(out.read_text())["leaderboards"]["toy"]
+    assert {row["policy"] for row in board} == {"three-part", "round-robin"}
+    assert (report / "leaderboard.md").is_file()
+
+
+def test_compare_json_to_stdout_is_only_json():
+    result = call("compare", "toy", "--policies", "three-part", "--json", "-")
+    assert list(json.loads(result.stdout)["leaderboards"]) == ["toy"]
+
+
+def test_scenario_show_loads_again_as_the_same(tmp_path):
+    shown = call("scenario", "show", "toy").stdout
+    path = tmp_path / "mine.yaml"
+    path.write_text(shown)
+    assert call("scenario", "validate", str(path)).exit_code == 0
+    assert pdenv.load_scenario(path) == pdenv.load_scenario("toy")
+
+
+def test_scenario_list_schema_and_policies():
+    listed = call("scenario", "list").stdout
+    assert "operating-point" in listed
+    assert "toy" in listed
+    assert "properties" in json.loads(call("scenario", "schema").stdout)
+    lines = call("policies").stdout.splitlines()
+    assert [line.split()[0] for line in lines if line and not line.startswith(" ")] == list(policy_names())
+
+
+@pytest.mark.parametrize("command", [("simulate",), ("compare",), ("policies",), ("scenario", "show")])
+def test_help_has_an_example(command):
+    result = call(*command, "--help")
+    assert result.exit_code == 0
+    assert f"Example: pdenv {' '.join(command)}" in result.stdout
+
+
+def test_python_dash_m_works():
+    done = subprocess.run(
+        [sys.executable, "-m", "pdenv", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "simulate" in done.stdout
+
+
+# ---- bad input --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("simulate", "operating-pont"), "operating-point"),
+        (("simulate", "toy", "--policy", "gredy"), "did you mean 'greedy'"),
+        (("simulate", "toy", "--trace", "/nowhere/trace.csv"), "/nowhere/trace.csv"),
+        (("simulate", "toy", "--rate-scale", "-1"), "above 0"),
+        (("simulate", "toy", "--rate-scale", "nan"), "above 0"),
+        (("simulate", "toy", "--rate-scale", "fast"), "above 0"),
+        (("simulate", "toy", "--set", "window.requests"), "key=value"),
+        (("simulate", "toy", "--set", "window.request=3"), "requests"),
+        (("simulate", "toy", "--set", "workload.rate_per_s=nan"), "rate_per_s"),
+        (("simulate", "toy", "--json", "/nowhere/out.json"), "does not exist"),
+        (("simulate", "toy", "--json", "/"), "folder"),
+        (("simulate", "toy", "--json", ""), "empty"),
+        (("simulate", "toy", "--json", "x\0y"), "cannot be written"),
+        (("simulate", "toy", "--json", "a" * 5000), "cannot be written"),
+        (("simulate", "toy", "--json", "/tmp/same", "--requests", "/tmp/same"), "same file"),
+        (("compare", "toy", "--policies", "three-part,"[:-1] + ",nope"), "nope"),
+        (("compare", "toy", "--policies", ","), "no policy"),
+        (("compare", "toy", "--report", "/nowhere/deep/report"), "does not exist"),
+        (("compare", "toy", "--report", "/dev/null"), "not a folder"),
+        (("compare", "toy", "toy"), "two scenarios"),
+        (("scenario", "show", "nope"), "nope"),
+        (("scenario", "validate", "/"), "/"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message):
+    assert message in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare", "toy", "--windows", "0"),
+        ("compare", "toy", "--jobs", "-1"),
+        ("compare", "toy", "--windows", "two"),
+        ("simulate", "toy", "--seed", "-1"),
+        ("simulate", "toy", "--seed", "99999999999999999999"),
+        ("simulate", "toy", "--nope"),
+        ("frobnicate",),
+    ],
+)
+def test_usage_errors_end_with_2(arguments):
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+def test_outputs_are_checked_before_anything_runs(monkeypatch, tmp_path):
+    def never(*_, **__):
+        raise AssertionError("the run started")
+
+    monkeypatch.setattr("pdenv.run.simulate", never)
+    monkeypatch.setattr("pdenv.bench.compare.compare", never)
+    missing = str(tmp_path / "missing" / "out")
+    for option in ("--json", "--requests"):
+        refused("simulate", "toy", option, missing)
+    for option in ("--json", "--report"):
+        refused("compare", "toy", option, missing)
+
+
+def test_validate_lists_every_problem(tmp_path):
+    tree = yaml.safe_load(call("scenario", "show", "toy").stdout)
+    tree["sla"] = {"ttft_s": -1, "tpot_s": -1}
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    result = call("scenario", "validate", str(path))
+    assert result.exit_code == 2
+    problems = result.stderr.splitlines()
+    assert len(problems) == 2
+    assert all(line.startswith("pdenv: ") and "bad.yaml" in line for line in problems)
+    assert "1 more" in refused("simulate", str(path))
+
+
+def test_a_failed_run_leaves_the_old_output(tmp_path):
+    out = tmp_path / "out.json"
+    out.write_text("old")
+    refused("simulate", "toy", "--trace", "/nowhere.csv", "--json", str(out))
+    assert out.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_interrupt_is_one_line_and_130(monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pdenv.bench.compare.compare", interrupted)
+    result = call("compare", "toy")
+    assert result.exit_code == 130
+    assert result.stderr == "pdenv: interrupted\n"
+
+
+# ---- files ------------------------------------------------------------------------------------------------
+
+
+def test_write_replaces_whole_and_keeps_permissions(tmp_path):
+    path = tmp_path / "out"
+    path.write_text("old")
+    path.chmod(0o640)
+    atomic.write_text(path, "new")
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_write_follows_a_link(tmp_path):
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.write_text("old")
+    link.symlink_to(real)
+    atomic.write_text(link, "new")
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+
+
+def test_a_device_is_written_to_and_not_replaced():
+    atomic.check_file("/dev/null")
+    atomic.write_text("/dev/null", "gone")
+    assert not Path("/dev/null").is_file()
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "out"
+    path.write_text("old")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="no space left"):
+        atomic.write_text(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# ---- the package ------------------------------------------------------------------------------------------
+
+
+def test_import_is_cheap():
+    code = "import pdenv, sys; print(sorted({'numba', 'numpy', 'pydantic', 'matplotlib'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_exports_are_what_they_say():
+    assert set(pdenv.__all__) <= set(dir(pdenv))
+    for name in pdenv.__all__:
+        assert getattr(pdenv, name) is not None
+    assert callable(pdenv.simulate)
+    assert callable(pdenv.compare)
+    with pytest.raises(AttributeError, match="nope"):
+        pdenv.nope  # noqa: B018
