@@ -41,7 +41,7 @@ def _told() -> Iterator[None]:
         yield
     except InputError as error:
         first, *more = str(error).splitlines() or [""]
-        rest = f" (and {len(more)} more; `pdenv scenario validate` lists them)" if more else ""
+        rest = f" (and {len(more)} more; `pdenv scenario validate` lists all of a file)" if more else ""
         print(f"pdenv: {first}{rest}", file=sys.stderr)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:

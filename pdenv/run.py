@@ -12,7 +12,7 @@ import numpy as np
 from pdenv import metrics, workload
 from pdenv.errors import InputError, nearest
 from pdenv.scenario import Scenario, load_scenario
-from pdenv.sim.records import ARRIVAL, MODES, RECORD, STATUSES
+from pdenv.sim.records import ARRIVAL, MODES, RECORD, STATUSES, UNFINISHED, WAITING
 from pdenv.sim.rules import RULES
 from pdenv.topology import PRECISIONS, Cluster
 from pdenv.workload.load import offered_prefill_load
@@ -63,7 +63,10 @@ class Result:
 
     @cached_property
     def requests(self) -> np.ndarray:
-        """`(n,)` REQUEST, one row a request in order of arrival; times in absolute seconds, NaN where none."""
+        """`(n,)` REQUEST, one row for each request that arrived before the run stopped, in order of arrival.
+
+        Times are absolute seconds, NaN where there is none. Later load that was not waited for is `unfinished`.
+        """
         return _request_rows(self)
 
     def to_frame(self) -> pd.DataFrame:
@@ -74,20 +77,23 @@ class Result:
 
 
 def _request_rows(result: Result) -> np.ndarray:
-    load, records = result.workload, result.records
-    rows = np.empty(len(records), REQUEST)
-    rows["request"] = np.arange(len(rows))
+    load = result.workload
+    n = int(np.searchsorted(load.arrivals["arrival_s"], result.stopped_s, side="right"))
+    arrivals, records = load.arrivals[:n], result.records[:n]
+    rows = np.empty(n, REQUEST)
+    rows["request"] = np.arange(n)
     rows["measured"] = (rows["request"] >= load.measured_from) & (rows["request"] < load.measured_to)
     for name in ARRIVAL.names or ():
-        rows[name] = load.arrivals[name]
+        rows[name] = arrivals[name]
     for name in RECORD.names or ():
-        rows[name] = records[name] if name not in _STRINGS else ""
+        if name not in _STRINGS:
+            rows[name] = records[name]
     rows["mode"] = np.array(MODES)[records["mode"]]
-    rows["status"] = np.array(STATUSES)[records["status"]]
+    rows["status"] = np.array(STATUSES)[np.where(records["status"] == WAITING, UNFINISHED, records["status"])]
     for name in ("wire_precision", "store_precision"):
         rows[name] = np.array((*PRECISIONS, ""))[records[name]]  # -1 is the last one: none
     for name in ("ttft_s", "tpot_s", "joint_tpot_s"):
-        rows[name] = getattr(result.times, name)
+        rows[name] = getattr(result.times, name)[:n]
     return rows
 
 

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from reference_parts import ACTIVE, DRAINING, OFF, WARMING, Decode, Instance, Prefill, Request
+from reference_parts import ACTIVE, DRAINING, OFF, WARMING, Colocated, Decode, Instance, Prefill, Request
 from reference_serving import Serving
 from reference_state import KINDS
 from scripted import Script
@@ -21,6 +21,8 @@ from pdenv.sim.records import INSTANCE_TOTALS, REJECTED, TOO_LARGE, UNFINISHED, 
 from pdenv.topology import N_PRECISIONS, Cluster
 
 TIE_S = 1e-9
+#: Within an instant: events by (time, kind, index), or by (kind, index) alone, which rounding cannot disturb.
+TIES_BY_KIND = True
 IDLE_KINDS = ("timer", "scrape", "control")  # none of them alone leads anywhere
 IDLE_EVENTS = 1000
 
@@ -103,15 +105,27 @@ class Reference(Serving):
     def instant(self, t0: float, until_s: float) -> None:
         self.visible = False
         taken = 0
-        while (top := self.peek()) is not None and top[0] <= min(t0 + TIE_S, until_s):
-            time, kind, _, _, payload = heapq.heappop(self.heap)
+        while (event := self.next_event(min(t0 + TIE_S, until_s))) is not None:
+            time, kind, _, _, payload = event
             taken += 1
-            self.advance(time)
+            self.advance(max(time, self.t))
             self.idle = self.idle + 1 if KINDS[kind] in IDLE_KINDS else 0
             self.handle(KINDS[kind], payload, time)
             self.finish_drains(time)
         self.happened["tie"] += taken > 1
         self.settle(self.t)
+
+    def next_event(self, limit: float) -> tuple | None:
+        """Take the next event up to `limit`: the earliest one, or with TIES_BY_KIND the first by kind and index."""
+        top = self.peek()
+        if top is None or top[0] > limit:
+            return None
+        if not TIES_BY_KIND:
+            return heapq.heappop(self.heap)
+        event = min((e for e in self.heap if e[0] <= limit and not self.is_stale(e)), key=lambda e: e[1:4])
+        self.heap.remove(event)
+        heapq.heapify(self.heap)
+        return event
 
     def advance(self, t: float) -> None:
         dt = t - self.t
@@ -130,7 +144,7 @@ class Reference(Serving):
         if any(p.staged for p in self.prefill):
             self.starved += dt * sum(not d.busy and self.is_serving(d) for d in self.decode)
 
-    def memory(self, inst: Instance) -> int:
+    def memory(self, inst: Prefill | Decode | Colocated) -> int:
         if isinstance(inst, Prefill):
             return inst.staged
         return self.decode_memory(inst) if isinstance(inst, Decode) else self.colocated_memory(inst)
@@ -339,13 +353,15 @@ class Reference(Serving):
 
     def grow_pool(self, pool: list[Any], t: float) -> None:
         off = [inst for inst in pool if inst.state == OFF]
-        used = sum(inst.spec.gpus for pool in self.instances.values() for inst in pool if inst.state != OFF)
         if not off:
             return
-        if used + off[0].spec.gpus > self.cluster.gpu_budget:
+        if self.gpus_on() + off[0].spec.gpus > self.cluster.gpu_budget:
             self.happened["over_budget"] += 1
             return
         self.warm(off[0], off[0].spec.startup_s, t)
+
+    def gpus_on(self) -> int:
+        return sum(inst.spec.gpus for pool in self.instances.values() for inst in pool if inst.state != OFF)
 
     def timer_index(self, inst: Instance) -> tuple[int, int]:
         return (0 if isinstance(inst, Prefill) else 1, inst.index)
@@ -355,6 +371,9 @@ class Reference(Serving):
         self.push(t + seconds, "timer", self.timer_index(inst), "warm", inst, inst.timer_version)
 
     def drain(self, pool: list[Any], flip: bool, t: float) -> None:
+        other = self.decode if pool is self.prefill else self.prefill
+        if flip and not any(o.state == OFF for o in other):
+            return
         active = [inst for inst in pool if inst.state == ACTIVE]
         if len(active) < 2:
             return
@@ -417,7 +436,7 @@ class Reference(Serving):
                 if inst.state == DRAINING and self.is_empty(inst):
                     self.set_state(inst, OFF)
                     off = [o for o in other if o.state == OFF]
-                    if inst.flip and off:
+                    if inst.flip and off and self.gpus_on() + off[0].spec.gpus <= self.cluster.gpu_budget:
                         self.happened["flip"] += 1
                         self.warm(off[0], self.cluster.flip_delay_s, t)
                     inst.flip = False

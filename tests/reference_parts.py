@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from pdenv.topology import Path, Profile, StepLaw
 
@@ -105,7 +106,7 @@ class Instance:
     """What all three kinds share."""
 
     index: int
-    spec: object
+    spec: Any  # the instance's row of the cluster
     profile: Profile
     state: str = ACTIVE
     version: int = 0  # of the step in flight; an event with another version is stale

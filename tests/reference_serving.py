@@ -97,7 +97,6 @@ class Serving(State):
         r.prefilled = True
         p.cache.insert(r)
         self.records["prefill_end_s"][r.i] = t
-        self.records["exposed_prefill_end_s"][r.i] = t
         if not self.cluster.decode_first:
             self.emit(r, t)
             if r.output == 1:
@@ -134,6 +133,26 @@ class Serving(State):
                     continue
                 break
             self.happened["bypass"] += d.queue[0] is not r
+            d.queue.remove(r)
+            d.reserved.append(r)
+            r.granted, r.grant_no = True, self.number()
+            self.records["grant_s"][r.i] = now
+            self.see("grant")
+            self.start_flow(r, now)
+        self.break_standoff(d, now)
+
+    def break_standoff(self, d: Decode, now: float) -> None:
+        """An idle instance with reservations of unstarted requests only gives them up for a started one."""
+        started = [r for r in d.queue if r.started]
+        if d.active or d.stopped or d.preempted or not d.reserved or not started:
+            return
+        if any(r.started for r in d.reserved):
+            return
+        r = started[0]
+        while d.reserved and self.decode_memory(d) + self.kv(r, r.prompt) > d.spec.kv_bytes:
+            self.revoke(d, d.reserved[-1])
+        if self.decode_memory(d) + self.kv(r, r.prompt) <= d.spec.kv_bytes:
+            self.happened["standoff"] += 1
             d.queue.remove(r)
             d.reserved.append(r)
             r.granted, r.grant_no = True, self.number()

@@ -85,7 +85,8 @@ def _arrivals(draw: Draw, tiers: int, block_tokens: int, scale_s: float) -> tupl
     with_blocks = chance(draw, 0.4)
     priorities = pick(draw, (1, 3))
     prompt, output = draw.integer(4, 60), draw.integer(1, 30)
-    rows, blocks, t = np.zeros(n, ARRIVAL), [], 0.0
+    rows, t = np.zeros(n, ARRIVAL), 0.0
+    blocks: list[int] = []
     for row in rows:
         x, out = (prompt, output) if equal else (_tokens(draw, 1, 60, 0.15), _tokens(draw, 1, 20, 0.1))
         out = 1 if chance(draw, 0.06) else out

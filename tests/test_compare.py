@@ -51,7 +51,8 @@ def with_costs(comparison: comparing.Comparison, costs: dict[str, float | None])
 def test_requests_have_one_row_each_that_agrees_with_the_summary(toy):
     result = pdenv.simulate(toy, policy="round-robin", seed=3)
     rows = result.requests
-    assert len(rows) == len(result.workload.arrivals)
+    assert len(rows) == np.sum(result.workload.arrivals["arrival_s"] <= result.stopped_s)
+    assert set(rows["status"]) <= {"completed", "unfinished"}  # later load is not waited for
     measured = rows[rows["measured"]]
     assert len(measured) == result.summary["requests"] == 60
     done = measured[measured["status"] == "completed"]
@@ -87,6 +88,31 @@ def test_a_run_far_from_its_target_says_so():
     assert any("far from the operating point" in line for line in pdenv.simulate(light).warnings)
     near = pdenv.simulate(light, rate_scale="auto")
     assert not any("far from the operating point" in line for line in near.warnings)
+
+
+def test_what_is_left_at_the_drain_deadline_is_unfinished_and_charged():
+    overload = {**SMALL, "workload.rate_per_s": 30.0, "window.drain_max_s": 3.0}
+    result = pdenv.simulate(pdenv.load_scenario("toy", overrides=overload), "round-robin")
+    summary, rows = result.summary, result.requests[result.requests["measured"]]
+    assert 0 < summary["unfinished"] == np.sum(rows["status"] == "unfinished") < 60
+    failure = result.scenario.cost.failure
+    assert summary["cost"]["terms"]["failure_penalty"] == pytest.approx(failure * summary["unfinished"] / 60)
+    assert any("unfinished" in line for line in result.warnings)
+
+
+def test_a_network_too_slow_for_the_prefill_pool_is_a_conflict():
+    starved = {**SMALL, "workload.rate_per_s": 17.0, "prefill.0.nic_bytes_per_s": 2e6}
+    constraints = pdenv.simulate(pdenv.load_scenario("toy", overrides=starved), "round-robin").summary[
+        "constraints"
+    ]
+    assert (
+        constraints["network"]["offered_bytes_per_s"]
+        > constraints["network"]["achievable_bytes_per_s"]
+        == 4e6
+    )
+    assert constraints["network"]["utilisation"] == pytest.approx(1.0, abs=0.05)
+    assert constraints["prefill_busy"]["met"] is False  # staging is full: prefill stalls and looks idle
+    assert constraints["conflict"] is True
 
 
 # ---- comparisons ------------------------------------------------------------------------------------------

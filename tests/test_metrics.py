@@ -106,7 +106,6 @@ def served(arrival_s: float, *, t_p: float, t_j: float, t_f: float, **more) -> d
     row = {
         "arrival_s": arrival_s,
         "prefill_end_s": t_p,
-        "exposed_prefill_end_s": t_p,
         "first_token_s": t_p,
         "flow_start_s": t_p,
         "grant_s": t_p,

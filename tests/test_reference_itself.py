@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import simulate
+from hypothesis import given, settings
+from reference import Reference, simulate
 from reference_parts import base_time, fair_rates
 from scripted import Route, Script, mix
-from strategies import ALL_FEATURES, draw_case, features
+from strategies import ALL_FEATURES, Case, cases, draw_case, features
 
 from pdenv.sim.records import ARRIVAL, COMPLETED, FAILED_OOM, REJECTED, TOO_LARGE, UNFINISHED
 from pdenv.topology import (
@@ -100,8 +101,8 @@ def requests(*rows: tuple[float, int, int]) -> np.ndarray:
 
 
 NO_BLOCKS = np.zeros(0, np.int64)
-P0 = ("pair", 0, 0, 0)
-P1 = ("pair", 1, 0, 0)
+P0: Route = ("pair", 0, 0, 0)
+P1: Route = ("pair", 1, 0, 0)
 
 
 def run(c: Cluster, arrivals: np.ndarray, routes: Sequence[Route] | None = None, **more: Any) -> Any:
@@ -121,7 +122,7 @@ def test_one_request_on_one_pair() -> None:
     result = run(c, requests((0.0, 10, 3)))
     r = result.records[0]
     expect(r, dispatch_s=0.0, prefill_start_s=0.0, prefill_end_s=0.02, first_token_s=0.02, grant_s=0.02)
-    expect(r, exposed_prefill_end_s=0.02, flow_start_s=0.02, transfer_end_s=0.0311, decode_start_s=0.0311)
+    expect(r, flow_start_s=0.02, transfer_end_s=0.0311, decode_start_s=0.0311)
     expect(r, second_token_s=0.0382, finish_s=0.0454, wire_bytes=10_000, emitted=3)
     assert (r["status"], r["prefill"], r["decode"], r["colocated"], r["mode"]) == (COMPLETED, 0, 0, -1, 1)
     assert (r["wire_precision"], r["store_precision"], r["preemptions"], r["revocations"]) == (0, 0, 0, 0)
@@ -410,6 +411,62 @@ def test_random_cases_cover_every_feature_without_a_broken_invariant() -> None:
         seen |= features(case, result)
         _check_records(case.cluster, case.arrivals, result)
     assert seen >= ALL_FEATURES, sorted(ALL_FEATURES - seen)
+
+
+class _Watched(Reference):
+    """A run with instants in which nothing happens, at random times."""
+
+    def __init__(self, case: Case, end_s: float, seed: int) -> None:
+        super().__init__(*case)
+        for t in np.random.default_rng(seed).uniform(0.0, end_s, 100):
+            self.push(float(t), "timer", (3, 0), "nothing")
+
+    def is_stale(self, event: tuple) -> bool:
+        return event[4][:1] != ("nothing",) and super().is_stale(event)
+
+    def timer(self, payload: tuple, t: float) -> None:
+        if payload[0] != "nothing":
+            super().timer(payload, t)
+
+
+def test_instants_in_which_nothing_happens_change_nothing() -> None:
+    """What an engine that leaps over iterations relies on."""
+    for seed in range(80):
+        case = draw_case(seed)
+        plain = simulate(*case)
+        if plain.happened["stuck"]:
+            continue
+        watched = _Watched(case, plain.time_s, seed)
+        watched.run(np.inf)
+        for name in (
+            "dispatch_s",
+            "prefill_start_s",
+            "grant_s",
+            "transfer_end_s",
+            "decode_start_s",
+            "finish_s",
+        ):
+            np.testing.assert_allclose(watched.records[name], plain.records[name], rtol=1e-9, atol=3e-9)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(cases())
+def test_cases_from_hypothesis(case: Case) -> None:
+    _check_records(case.cluster, case.arrivals, simulate(*case))
+
+
+def test_reading_a_run_early_is_a_prefix_of_it() -> None:
+    for seed in range(40):
+        case = draw_case(seed)
+        full = simulate(*case)
+        until = full.time_s / 2
+        half = simulate(*case, until_s=until)
+        for name in ("prefill_end_s", "transfer_end_s", "decode_start_s", "finish_s"):
+            x, y = half.records[name], full.records[name]
+            seen = ~np.isnan(x)
+            assert (x[seen] <= until).all() and half.time_s == until
+            assert (x[seen] == y[seen]).all()
+            assert not (y[~seen] < until).any()
 
 
 def _check_records(c: Cluster, arrivals: np.ndarray, result: Any) -> None:

@@ -135,14 +135,18 @@ def _log_seconds(axes: Axes) -> None:
     axes.tick_params(axis="x", which="both", labelsize=8.5)
 
 
-def latency_figure(standings: list[Standing], title: str) -> Figure:
-    """Distribution of TTFT and standard TPOT, a curve a policy, with the limits."""
+def latency_figure(standings: list[Standing], title: str, policies: list[str]) -> Figure:
+    """Distribution of TTFT and standard TPOT, a curve a policy, with the limits.
+
+    A policy keeps the colour of its place in `policies` in all pictures of a report.
+    """
     figure = _figure(10.5, 4.6)
     sla = standings[0].runs[0].summary["sla"]
     panels = (("ttft_cdf_s", "TTFT, s", sla["ttft_s"]), ("tpot_cdf_s", "standard TPOT, s", sla["tpot_s"]))
     axes_row = figure.subplots(1, 2, sharey=True)
     for axes, (name, label, limit) in zip(axes_row, panels, strict=True):
-        for k, standing in enumerate(standings):
+        for standing in standings:
+            k = policies.index(standing.policy)
             sample = _pooled(standing, name)
             if sample.size:
                 shares = np.linspace(0, 1, sample.size) if len(standing.runs) > 1 else CDF_SHARES
@@ -210,7 +214,7 @@ def write_report(comparison: Comparison, path: str | Path) -> None:
                 stem = f"{stem}-{i + 1}"
             title = heading(comparison, scenario)
             leaderboard_figure(standings, title).savefig(folder / f"{stem}-leaderboard.png")
-            latency_figure(standings, title).savefig(folder / f"{stem}-latency.png")
+            latency_figure(standings, title, comparison.policies).savefig(folder / f"{stem}-latency.png")
             utilisation_figure(standings, title).savefig(folder / f"{stem}-utilisation.png")
             sections.append(markdown(comparison, scenario, f"{stem}-leaderboard.png"))
         text = "# Leaderboard\n\n" + "\n".join(sections) + "\n## Definitions\n\n" + markdown_definitions()

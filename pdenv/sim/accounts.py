@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdenv.sim import lists
 from pdenv.sim.layout import kernel
-from pdenv.sim.state import ACTIVE, DRAINING, OFF, batch, header, prefill, queue, request
+from pdenv.sim.state import ACTIVE, DRAINING, OFF, batch, header, prefill, queue
 
 
 @kernel
@@ -71,18 +71,3 @@ def settle_starved(S, t):
     if h.in_flight > 0:
         h.starved_s += h.idle_decodes * (t - h.starved_since)
     h.starved_since = t
-
-
-@kernel
-def enter_prefill_or_transfer(S, r, t):
-    settle_starved(S, t)
-    request(S, r).counted = 1
-    header(S).in_flight += 1
-
-
-@kernel
-def leave_prefill_or_transfer(S, r, t):
-    if request(S, r).counted:
-        settle_starved(S, t)
-        request(S, r).counted = 0
-        header(S).in_flight -= 1

@@ -209,9 +209,9 @@ def join_batch(S, b, r, t):
     heap(S, base + box.active).request = r
     box.active += 1
     sift_up(S, base, box.active - 1)
-    if it.join_order < 0:
-        it.join_order = h.joins
-        h.joins += 1
+    it.join_order = h.joins
+    h.joins += 1
+    if math.isnan(record(S, it.id).decode_start_s):
         record(S, it.id).decode_start_s = t
     it.decode_state = ACTIVE_SEQ
     it.fresh = 1
@@ -271,7 +271,7 @@ def leave_finished(S, b):
 
 @kernel
 def pick_victim(S, b):
-    """Heap position of the active sequence to preempt: lowest priority, then newest by first join."""
+    """Heap position of the active sequence to preempt: lowest priority, then newest to join."""
     base = b * header(S).heap_stride
     best = np.int64(0)
     for i in range(1, batch(S, b).active):
@@ -313,6 +313,7 @@ def start_stop_step(S, b, seconds, restoring):
     it.slope_s = 0.0
     it.event_at = 1
     it.restoring = restoring
+    header(S).visible = 1
     set_doing(S, b, STOPPED, it.anchor_t)
     schedule(S, batch_slot(S, b), it.anchor_t + seconds)
 

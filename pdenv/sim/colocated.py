@@ -21,6 +21,7 @@ from pdenv.sim.events import batch_slot, schedule
 from pdenv.sim.layout import kernel
 from pdenv.sim.pool import drop_decode_load, drop_load, end_request
 from pdenv.sim.prefix import cached_prefix, insert_prompt
+from pdenv.sim.receive import count_revocation
 from pdenv.sim.records import COMPLETED
 from pdenv.sim.state import (
     BOUNDARY,
@@ -96,8 +97,7 @@ def revoke_prompt(S, b, t):
     settle_batch_queue(S, b, t)
     lists.remove(S, waiting_of(S, b), LINK_PREFILL, r)
     batch(S, b).started -= 1
-    record(S, request(S, r).id).revocations += 1
-    header(S).revocations += 1
+    count_revocation(S, r)
     requeue(S, b, r, t)
 
 
@@ -136,11 +136,10 @@ def start_prompt(S, b, r):
     it.prefill_state = STARTED
     it.done = 0
     row = record(S, it.id)
-    if it.join_order < 0:
-        it.cached = cached_prefix(S, cache_of(S, b), r, True)
-        if math.isnan(row.prefill_start_s):
-            row.prefill_start_s = box.anchor_t
-            row.cached_tokens = it.cached
+    it.cached = cached_prefix(S, cache_of(S, b), r, True)
+    if math.isnan(row.prefill_start_s):
+        row.prefill_start_s = box.anchor_t
+        row.cached_tokens = it.cached
     return True
 
 
@@ -220,12 +219,11 @@ def finish_prompt(S, b, r):
     lists.remove(S, waiting_of(S, b), LINK_PREFILL, r)
     box.started -= 1
     finish_work(S, b, r)
-    if it.join_order < 0:
+    insert_prompt(S, cache_of(S, b), r)
+    if it.emitted == 0:
         row.prefill_end_s = t
-        row.exposed_prefill_end_s = t
         row.first_token_s = t
         row.decode_start_s = t
-        insert_prompt(S, cache_of(S, b), r)
         it.emitted = 1
         it.last_token_t = t
         if it.output == 1:
@@ -264,6 +262,7 @@ def compose_colocated(S, b, now):
     make_room_colocated(S, b)
     tokens, squares = compose_chunk(S, b)
     if tokens > 0:
+        header(S).visible = 1
         start_mixed(S, b, tokens, squares)
     elif it.active > 0:
         start_iterations(S, b)

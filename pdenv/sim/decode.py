@@ -14,11 +14,12 @@ from pdenv.sim.batch import (
 )
 from pdenv.sim.layout import kernel
 from pdenv.sim.pool import drop_decode_load, end_request
-from pdenv.sim.receive import newest_revocable, revoke
+from pdenv.sim.receive import ask_pairing, count_revocation, revoke, unpair
 from pdenv.sim.records import FAILED_OOM
 from pdenv.sim.accounts import settle_reserved
 from pdenv.sim.state import (
     BOUNDARY,
+    DRAINING,
     FLOW_ENDED,
     IDLE,
     LINK_BATCH,
@@ -49,14 +50,10 @@ def held_tokens(S, r):
 
 @kernel
 def waits_before(S, a, b):
-    """Order of preempted sequences: priority, then first join; those that never joined come last."""
+    """Order of preempted sequences: priority, then oldest to join."""
     x = request(S, a)
     y = request(S, b)
-    if x.priority != y.priority:
-        return x.priority > y.priority
-    if x.join_order < 0 or y.join_order < 0:
-        return x.join_order >= 0
-    return x.join_order < y.join_order
+    return x.priority > y.priority or (x.priority == y.priority and x.join_order < y.join_order)
 
 
 @kernel
@@ -85,31 +82,28 @@ def drop_ready(S, r, t):
     release_reservation(S, r, t)
     lists.remove(S, lists.granted_list(S, it.d), LINK_DECODE, r)
     lists.remove(S, lists.ready_list(S, it.d), LINK_BATCH, r)
-
-
-@kernel
-def newest_ready(S, d, spared):
-    """The most recently granted ready request other than `spared`, or −1."""
-    r = queue(S, lists.granted_list(S, d)).tail
-    while r >= 0 and (request(S, r).flow_state != FLOW_ENDED or r == spared):
-        r = request(S, r).link_prev[LINK_DECODE]
-    return r
+    it.join_order = header(S).joins
+    header(S).joins += 1
 
 
 @kernel
 def free_a_reservation(S, d, spared, t):
-    """Revoke the newest reservation in transfer, else recompute the newest ready one; whether there was any."""
-    r = newest_revocable(S, d)
-    if r >= 0:
-        revoke(S, r, t)
-        return True
-    r = newest_ready(S, d, spared)
-    if r >= 0:
+    """Revoke the newest reservation but `spared`; whether there was one. A ready sequence is to be recomputed."""
+    r = queue(S, lists.granted_list(S, d)).tail
+    if r == spared and r >= 0:
+        r = request(S, r).link_prev[LINK_DECODE]
+    if r < 0:
+        return False
+    count_revocation(S, r)
+    if request(S, r).flow_state == FLOW_ENDED:
         drop_ready(S, r, t)
-        count_preemption(S, r)
         queue_preempted(S, d, r)
-        return True
-    return False
+    elif batch(S, d).state == DRAINING:
+        unpair(S, r, t)
+        ask_pairing(S, r)
+    else:
+        revoke(S, r, t)
+    return True
 
 
 @kernel
@@ -150,21 +144,18 @@ def restore_preempted(S, d):
     """Start a stop step for the first preempted sequence if it fits; whether one was started."""
     it = batch(S, d)
     q = lists.preempted_list(S, d)
-    while queue(S, q).head >= 0:
-        r = queue(S, q).head
-        need = next_bytes(S, r)
-        if it.active < it.max_batch and it.reserved + it.kv + need <= it.capacity:
-            lists.remove(S, q, LINK_BATCH, r)
-            settle_reserved(S, d, it.anchor_t)
-            it.reserved += need
-            request(S, r).grant_bytes = need
-            start_stop_step(S, d, restore_seconds(S, d, r), r)
-            return True
-        if it.active > 0 or it.reserved > 0:
-            return False
-        lists.remove(S, q, LINK_BATCH, r)
-        fail_oom(S, r, it.anchor_t)
-    return False
+    r = queue(S, q).head
+    if r < 0 or it.active >= it.max_batch:
+        return False
+    need = next_bytes(S, r)
+    if it.reserved + it.kv + need > it.capacity:
+        return False
+    lists.remove(S, q, LINK_BATCH, r)
+    settle_reserved(S, d, it.anchor_t)
+    it.reserved += need
+    request(S, r).grant_bytes = need
+    start_stop_step(S, d, restore_seconds(S, d, r), r)
+    return True
 
 
 @kernel
@@ -197,10 +188,16 @@ def compose_decode(S, d, now):
     if swapped > 0 and header(S).swap:
         start_stop_step(S, d, swapped / header(S).swap_bytes_per_s, -1)
         return
-    if restore_preempted(S, d):
-        return
-    join_ready(S, d)
-    if it.active > 0:
-        start_iterations(S, d)
-    elif not restore_preempted(S, d):
-        go_idle(S, d, it.anchor_t)
+    q = lists.preempted_list(S, d)
+    while not restore_preempted(S, d):
+        join_ready(S, d)
+        if it.active > 0:
+            start_iterations(S, d)
+            return
+        r = queue(S, q).head
+        if r < 0:
+            go_idle(S, d, it.anchor_t)
+            return
+        if not free_a_reservation(S, d, -1, it.anchor_t):
+            lists.remove(S, q, LINK_BATCH, r)
+            fail_oom(S, r, it.anchor_t)

@@ -72,6 +72,18 @@ def schedule(S, i, t):
 
 
 @kernel
+def next_due(S, limit):
+    """The lowest slot with an event at `limit` or earlier, or −1."""
+    h = header(S)
+    for k in range((h.n_slots + BLOCK - 1) // BLOCK):
+        if slot_block(S, k).t <= limit:
+            for i in range(k * BLOCK, min((k + 1) * BLOCK, h.n_slots)):
+                if slot(S, i).t <= limit:
+                    return np.int64(i)
+    return np.int64(-1)
+
+
+@kernel
 def next_slot(S):
     """The slot with the earliest event; ties go to the lowest."""
     best = np.inf

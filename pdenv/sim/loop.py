@@ -18,6 +18,7 @@ from pdenv.sim.events import (
     SCRAPE,
     SCRAPE_SEEN,
     TIMERS,
+    next_due,
     next_slot,
     schedule,
     single_slot,
@@ -43,6 +44,7 @@ from pdenv.sim.state import (
     NO_DECISION,
     PAIR,
     PAIRING,
+    PAIRING_AGAIN,
     RETURN_DECISION,
     RETURN_DONE,
     RETURN_ERROR,
@@ -51,6 +53,7 @@ from pdenv.sim.state import (
     ROUTE,
     SCALE,
     SCALING,
+    STOPPED,
     TIE_S,
     batch,
     header,
@@ -67,20 +70,37 @@ QUIET_LIMIT = 1000  # ticks in a row in which nothing but ticks happens and noth
 
 
 @kernel
-def transfer_event(S, d, t):
-    """Flow events into decode instance d that are due."""
+def first_due_inbound(S, d, limit):
+    """The inbound flow with the lowest request number among those with an event up to `limit`, or −1."""
+    best = np.int64(-1)
     r = queue(S, lists.inbound_list(S, d)).head
     while r >= 0:
-        after = request(S, r).link_next[LINK_FLOW]
-        if request(S, r).flow_event_t <= t and flow_event(S, r, t):
-            wake_batch(S, d, t)
-        r = after
+        it = request(S, r)
+        if it.flow_event_t <= limit and (best < 0 or it.id < request(S, best).id):
+            best = r
+        r = it.link_next[LINK_FLOW]
+    return best
+
+
+@kernel
+def transfer_event(S, d, t):
+    """Flow events into decode instance d that fall into this instant, in order of request number."""
+    limit = header(S).instant_t + TIE_S
+    r = first_due_inbound(S, d, limit)
+    while r >= 0:
+        due = request(S, r).flow_event_t
+        header(S).now = max(header(S).now, due)
+        if flow_event(S, r, max(due, t)):
+            wake_batch(S, d, max(due, t))
+        r = first_due_inbound(S, d, limit)
     schedule(S, transfer_slot(S, d), earliest_inbound(S, d))
 
 
 @kernel
 def batch_event(S, b):
     mixed = batch(S, b).doing == MIXED
+    if mixed or batch(S, b).doing == STOPPED:
+        header(S).visible = 1
     reach_boundary(S, b)
     if mixed:
         end_chunk(S, b)
@@ -269,6 +289,11 @@ def settle(S):
         h.phase = BOUNDARIES
     if h.phase == BOUNDARIES:
         settle_boundaries(S)
+        switch_off_drained(S, h.now)
+        h.phase = PAIRING_AGAIN
+    if h.phase == PAIRING_AGAIN:
+        if not settle_pairing(S):
+            return False
         settle_grants(S)
         h.phase = GATEWAY
     if h.phase == GATEWAY:
@@ -279,7 +304,6 @@ def settle(S):
     settle_prefills(S)
     solve_flows(S, h.now)
     reschedule_inbound(S)
-    switch_off_drained(S, h.now)
     h.phase = EVENTS
     h.instant_t = np.nan
     h.visible = 0
@@ -304,12 +328,12 @@ def advance(S, until, measured_only):
         if h.phase != EVENTS:
             if not settle(S):
                 return RETURN_ERROR if h.error != ERROR_NONE else RETURN_DECISION
-        i = next_slot(S)
-        t = slot(S, i).t
         in_instant = not math.isnan(h.instant_t)
-        if in_instant and not t <= h.instant_t + TIE_S:
+        i = next_due(S, h.instant_t + TIE_S) if in_instant else next_slot(S)
+        if i < 0:
             h.phase = SCALING
             continue
+        t = slot(S, i).t
         if not in_instant:
             if is_over(S, measured_only):
                 return RETURN_DONE

@@ -37,7 +37,7 @@ def take_slot(S, row):
     it.done = 0
     it.step = 0
     it.emitted = 0
-    it.join_order = -1
+    it.join_order = 0
     it.grant_bytes = 0
     it.sent = 0.0
     it.rate = 0.0
@@ -60,7 +60,6 @@ def take_slot(S, row):
     it.backlog = 0
     it.attempts = 0
     it.mark = 0
-    it.counted = 0
     it.fresh = 0
     it.swapped = 0
     it.pairing = 0

@@ -5,21 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from pdenv.sim import lists
-from pdenv.sim.accounts import (
-    enter_prefill_or_transfer,
-    leave_prefill_or_transfer,
-    settle_prefill_queue,
-    settle_staging,
-)
-from pdenv.sim.batch import kick_batch
+from pdenv.sim.accounts import settle_prefill_queue, settle_staging, settle_starved
 from pdenv.sim.events import prefill_slot, schedule
 from pdenv.sim.layout import kernel
 from pdenv.sim.pool import drop_decode_load, drop_load, drop_prefill_load, end_request
 from pdenv.sim.prefix import cached_prefix, insert_prompt
-from pdenv.sim.receive import ask_memory, give_up_grant, leave_receive_queue, serve_receive_queue
+from pdenv.sim.receive import ask_memory, ask_pairing, drop_memory_request, serve_receive_queue
 from pdenv.sim.records import COMPLETED
 from pdenv.sim.state import (
-    GRANTED,
     LINK_DECODE,
     LINK_PREFILL,
     PREFILLED,
@@ -55,7 +48,6 @@ def enqueue_prefill(S, p, r, t):
         while other >= 0 and request(S, other).prompt <= it.prompt:
             other = request(S, other).link_next[LINK_PREFILL]
     lists.insert_before(S, lists.prefill_queue(S, p), LINK_PREFILL, r, other)
-    enter_prefill_or_transfer(S, r, t)
     kick_prefill(S, p)
 
 
@@ -70,6 +62,8 @@ def start_prompt(S, p, r, t):
     box.staging_used += held
     box.started += 1
     load(S, p).kv_bytes += held
+    settle_starved(S, t)
+    header(S).in_flight += 1
     it.prefill_state = STARTED
     it.cached = cached_prefix(S, p, r, True)
     drop_load(S, p, 0, it.cached, 0, 0.0)
@@ -142,43 +136,11 @@ def start_step(S, p, t):
         if it.done == 0:
             if header(S).reserve == RESERVE_AT_START:
                 ask_memory(S, r, t)
-                if it.decode_state == RECEIVING:
-                    serve_receive_queue(S, it.d, t)
+            if it.decode_state == RECEIVING:
+                serve_receive_queue(S, it.d, t)
             start_flow_if_due(S, r, t)
         step_changed(S, r, t)
         r = it.link_next[LINK_PREFILL]
-
-
-@kernel
-def drop_memory_request(S, r, t):
-    """The request leaves its decode instance's receive queue, or gives its reservation up."""
-    it = request(S, r)
-    if it.decode_state == RECEIVING:
-        leave_receive_queue(S, r, t)
-    elif it.decode_state == GRANTED:
-        give_up_grant(S, r, t)
-    if it.d >= 0:
-        kick_batch(S, it.d)
-
-
-@kernel
-def unpair(S, r, t):
-    """The request has no decode instance any more."""
-    it = request(S, r)
-    drop_memory_request(S, r, t)
-    drop_decode_load(S, r)
-    it.decode_state = UNPAIRED
-    it.d = -1
-    it.b = -1
-
-
-@kernel
-def ask_pairing(S, r):
-    """A decode instance is to be chosen (once) in the settle."""
-    it = request(S, r)
-    if not it.pairing:
-        it.pairing = 1
-        lists.append(S, lists.PAIRING_QUEUE, LINK_DECODE, r)
 
 
 @kernel
@@ -189,7 +151,6 @@ def finish_prefill(S, p, r, t):
     row = record(S, it.id)
     it.prefill_state = PREFILLED
     row.prefill_end_s = t
-    row.exposed_prefill_end_s = t
     insert_prompt(S, p, r)
     if not h.decode_first:
         it.emitted = 1
@@ -215,7 +176,6 @@ def cancel_rest(S, r, t):
     drop_memory_request(S, r, t)
     drop_decode_load(S, r)
     free_staging(S, r, t)
-    leave_prefill_or_transfer(S, r, t)
     end_request(S, r, t, COMPLETED)
 
 

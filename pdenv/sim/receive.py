@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from pdenv.sim import lists
 from pdenv.sim.accounts import settle_batch_queue, settle_reserved
-from pdenv.sim.batch import kick_batch, kv_in_flight, limit_leap, release_reservation
+from pdenv.sim.batch import kick_batch, kv_in_flight, limit_leap, release_reservation, wake_batch
 from pdenv.sim.layout import kernel
+from pdenv.sim.pool import drop_decode_load
 from pdenv.sim.state import (
     FLOW_ENDED,
     GRANTED,
+    IDLE,
     LINK_DECODE,
     PAIRED,
     RECEIVING,
+    STARTED,
+    UNPAIRED,
     batch,
     header,
     load,
@@ -75,8 +81,51 @@ def serve_receive_queue(S, d, t):
             grant(S, r, need, t)
             free -= need
         elif not h.receive_bypass:
-            return
+            break
         r = after
+    break_standoff(S, d, t)
+
+
+@kernel
+def all_unstarted(S, q):
+    """Have none of the granted requests started their prefill?"""
+    r = queue(S, q).head
+    while r >= 0:
+        if request(S, r).prefill_state >= STARTED:
+            return False
+        r = request(S, r).link_next[LINK_DECODE]
+    return True
+
+
+@kernel
+def first_started(S, q):
+    r = queue(S, q).head
+    while r >= 0 and request(S, r).prefill_state < STARTED:
+        r = request(S, r).link_next[LINK_DECODE]
+    return r
+
+
+@kernel
+def break_standoff(S, d, t):
+    """Reservations of requests that have not started must not starve one that holds staging memory.
+
+    An idle instance all of whose reservations are such gives them up, newest first, to the first started
+    request in its receive queue; else prefill could wait for staging and the staged request for decode memory,
+    for ever.
+    """
+    it = batch(S, d)
+    q = lists.granted_list(S, d)
+    if it.doing != IDLE or queue(S, q).head < 0:
+        return
+    r = first_started(S, lists.receive_queue(S, d))
+    if r < 0 or not all_unstarted(S, q):
+        return
+    need = request(S, r).prompt * header(S).kv_bytes_per_token[request(S, r).store]
+    while it.capacity - it.reserved < need and queue(S, q).tail >= 0:
+        count_revocation(S, queue(S, q).tail)
+        revoke(S, queue(S, q).tail, t)
+    if it.capacity - it.reserved >= need:
+        grant(S, r, need, t)
 
 
 @kernel
@@ -87,17 +136,12 @@ def give_up_grant(S, r, t):
         abort_flow(S, r, t)
     release_reservation(S, r, t)
     lists.remove(S, lists.granted_list(S, it.d), LINK_DECODE, r)
-    record(S, it.id).revocations += 1
-    header(S).revocations += 1
 
 
 @kernel
-def newest_revocable(S, d):
-    """The newest granted request whose transfer has not ended, or −1."""
-    r = queue(S, lists.granted_list(S, d)).tail
-    while r >= 0 and request(S, r).flow_state == FLOW_ENDED:
-        r = request(S, r).link_prev[LINK_DECODE]
-    return r
+def count_revocation(S, r):
+    record(S, request(S, r).id).revocations += 1
+    header(S).revocations += 1
 
 
 @kernel
@@ -105,7 +149,47 @@ def revoke(S, r, t):
     """Back to the head of the receive queue."""
     it = request(S, r)
     give_up_grant(S, r, t)
+    record(S, it.id).grant_s = np.nan
     it.decode_state = RECEIVING
     settle_batch_queue(S, it.d, t)
     lists.prepend(S, lists.receive_queue(S, it.d), LINK_DECODE, r)
     load(S, header(S).n_prefill + it.d).receiving += 1
+
+
+@kernel
+def drop_memory_request(S, r, t):
+    """The request leaves its decode instance's receive queue, or gives its reservation up."""
+    it = request(S, r)
+    if it.decode_state == RECEIVING:
+        leave_receive_queue(S, r, t)
+    elif it.decode_state == GRANTED:
+        give_up_grant(S, r, t)
+    if it.d < 0:
+        return
+    kick_batch(S, it.d)
+    waiting = queue(S, lists.preempted_list(S, it.d)).head >= 0 or queue(S, lists.ready_list(S, it.d)).head >= 0
+    if waiting:
+        wake_batch(S, it.d, t)
+
+
+@kernel
+def unpair(S, r, t):
+    """The request has no decode instance any more."""
+    it = request(S, r)
+    drop_memory_request(S, r, t)
+    drop_decode_load(S, r)
+    it.decode_state = UNPAIRED
+    it.d = -1
+    it.b = -1
+    record(S, it.id).grant_s = np.nan
+    record(S, it.id).decode = -1
+    record(S, it.id).store_precision = -1
+
+
+@kernel
+def ask_pairing(S, r):
+    """A decode instance is to be chosen (once) in the settle."""
+    it = request(S, r)
+    if not it.pairing:
+        it.pairing = 1
+        lists.append(S, lists.PAIRING_QUEUE, LINK_DECODE, r)

@@ -40,7 +40,6 @@ RECORD = np.dtype(
         ("second_token_s", np.float64),
         ("finish_s", np.float64),  # t_F, or the time of rejection or failure
         ("wire_bytes", np.float64),  # bytes sent, aborted flows included
-        ("exposed_prefill_end_s", np.float64),  # end of the prefill whose KV was transferred (last one)
         ("cached_tokens", np.int64),  # prefix hit of the first prefill
         ("emitted", np.int64),  # tokens emitted
         ("prefill", np.int32),  # instance index, -1

@@ -6,7 +6,6 @@ import numpy as np
 
 from pdenv.sim import lists
 from pdenv.sim.accounts import (
-    leave_prefill_or_transfer,
     settle_batch_state,
     settle_prefill_queue,
     settle_prefill_state,
@@ -26,8 +25,7 @@ from pdenv.sim.events import CONTROL, TIMERS, schedule, single_slot
 from pdenv.sim.gateway import schedule_delivery
 from pdenv.sim.layout import kernel
 from pdenv.sim.pool import drop_decode_load, drop_prefill_load
-from pdenv.sim.prefilling import unpair
-from pdenv.sim.receive import give_up_grant
+from pdenv.sim.receive import ask_pairing, count_revocation, give_up_grant, unpair
 from pdenv.sim.state import (
     ACTIVE,
     AT_GATEWAY,
@@ -42,7 +40,6 @@ from pdenv.sim.state import (
     PAIRED,
     PREEMPTED,
     READY,
-    RECEIVING,
     STARTED,
     STOPPED,
     UNPAIRED,
@@ -51,6 +48,7 @@ from pdenv.sim.state import (
     header,
     prefill,
     queue,
+    record,
     request,
 )
 from pdenv.sim.transfer import kick_prefill
@@ -161,7 +159,6 @@ def pick_decode_victim(S, t):
 def return_to_gateway(S, r, t):
     """A request that has not started its prefill is to be dispatched anew."""
     it = request(S, r)
-    leave_prefill_or_transfer(S, r, t)
     drop_prefill_load(S, r)
     if it.pairing:
         lists.remove(S, lists.PAIRING_QUEUE, LINK_DECODE, r)
@@ -170,7 +167,14 @@ def return_to_gateway(S, r, t):
         unpair(S, r, t)
     it.p = -1
     it.prefill_state = AT_GATEWAY
-    lists.prepend(S, lists.GATEWAY_QUEUE, LINK_PREFILL, r)
+    row = record(S, it.id)
+    row.mode = 0
+    row.prefill = -1
+    row.wire_precision = -1
+    other = queue(S, lists.GATEWAY_QUEUE).head
+    while other >= 0 and request(S, other).id < it.id:
+        other = request(S, other).link_next[LINK_PREFILL]
+    lists.insert_before(S, lists.GATEWAY_QUEUE, LINK_PREFILL, r, other)
 
 
 @kernel
@@ -205,7 +209,7 @@ def drain_prefill(S, p, flip, t):
 
 @kernel
 def pair_again(S, r):
-    """Into the pairing queue, in order of request number among those that wait for the same reason."""
+    """Into the pairing queue, before those at its end that have higher request numbers."""
     it = request(S, r)
     it.pairing = 1
     other = queue(S, lists.PAIRING_QUEUE).tail
@@ -224,9 +228,14 @@ def drain_decode(S, d, flip, t):
     batch(S, d).flip = flip
     batch(S, d).timer_t = t + h.drain_max_s
     h.draining += 1
+    q = lists.receive_queue(S, d)
+    while queue(S, q).head >= 0:
+        r = queue(S, q).head
+        unpair(S, r, t)
+        ask_pairing(S, r)
     for r in range(h.pool):
         it = request(S, r)
-        if it.id >= 0 and it.d == d and (it.decode_state == PAIRED or it.decode_state == RECEIVING):
+        if it.id >= 0 and it.d == d and it.decode_state == PAIRED:
             unpair(S, r, t)
             pair_again(S, r)
 
@@ -237,12 +246,13 @@ def evict(S, d, r, t):
     it = request(S, r)
     if it.decode_state == GRANTED:
         give_up_grant(S, r, t)
+        count_revocation(S, r)
         drop_decode_load(S, r)
         it.decode_state = UNPAIRED
     else:
         if it.decode_state == READY:
             drop_ready(S, r, t)
-            count_preemption(S, r)
+            count_revocation(S, r)
         elif it.grant_bytes > 0:
             release_reservation(S, r, t)
         elif it.decode_state == PREEMPTED:

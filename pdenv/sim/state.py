@@ -41,7 +41,7 @@ NO_DECISION, ROUTE, PAIR, SCALE = range(4)
 ACT_PAIR, ACT_COLOCATED, ACT_HOLD, ACT_REJECT, ACT_WAIT = range(5)  # WAIT: nothing is legal now
 
 # Where a settle is (Header.phase); EVENTS means that none is under way.
-EVENTS, SCALING, PAIRING, BOUNDARIES, GATEWAY = range(5)
+EVENTS, SCALING, PAIRING, BOUNDARIES, PAIRING_AGAIN, GATEWAY = range(6)
 
 # Why advance() returned.
 RETURN_TIME, RETURN_DECISION, RETURN_DONE, RETURN_GROW, RETURN_ERROR = range(5)
@@ -71,7 +71,7 @@ REQUEST = _record(
     ("emitted", i8),  # tokens emitted when it joined its batch (total when not active)
     ("joined_at", i8),  # batch iteration counter when it joined
     ("finish_at", i8),  # batch iteration counter after its last token
-    ("join_order", i8),  # global order of joining, -1 before the first
+    ("join_order", i8),  # global order of (last) joining a batch
     ("grant_bytes", i8),  # decode memory reserved and not yet joined
     ("bytes", f8),  # KV bytes to send
     ("sent", f8),  # KV bytes sent until sent_t
@@ -105,7 +105,6 @@ REQUEST = _record(
     ("attempts", i4),  # times offered at the gateway
     ("dirty", i4),  # the flow's bound or event needs an update
     ("mark", i4),  # solver
-    ("counted", i4),  # in header.in_flight
     ("fresh", i4),  # its next gap is counted on its own
     ("pairing", i4),  # in the pairing queue
     ("swapped", i4),  # preempted with its KV in host memory
@@ -388,7 +387,7 @@ HEADER = _record(
     ("measured_to", i8),
     ("measured_left", i8),  # not ended
     ("quiet", i8),  # ticks in a row in which nothing else happened
-    ("in_flight", i8),  # requests in prefill or transfer
+    ("in_flight", i8),  # requests with KV in staging
     ("idle_decodes", i8),
     ("starved_since", f8),
     ("starved_s", f8),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pdenv.sim import lists
-from pdenv.sim.accounts import leave_prefill_or_transfer, settle_staging
+from pdenv.sim.accounts import settle_staging, settle_starved
 from pdenv.sim.events import schedule, transfer_slot
 from pdenv.sim.layout import kernel
 from pdenv.sim.maxmin import enter_ports, leave_ports, mark_flow, path_of, set_bound, solve
@@ -60,6 +60,8 @@ def free_staging(S, r, t):
     held = it.prompt * source.kv_bytes_per_token
     source.staging_used -= held
     load(S, it.p).kv_bytes -= held
+    settle_starved(S, t)
+    header(S).in_flight -= 1
     kick_prefill(S, it.p)
 
 
@@ -284,7 +286,6 @@ def end_transfer(S, r, t):
     lists.remove(S, lists.inbound_list(S, it.d), LINK_FLOW, r)
     mark_inbound(S, it.d)
     free_staging(S, r, t)
-    leave_prefill_or_transfer(S, r, t)
     it.decode_state = READY
     lists.append(S, lists.ready_list(S, it.d), LINK_BATCH, r)
     header(S).visible = 1
