@@ -44,6 +44,7 @@ class Reference(Serving):
         self.asleep = False
         self.hold_version = 0
         self.idle = 0
+        self.tick_due = 0
         self.requests = []
         for i, a in enumerate(arrivals):
             hashes = blocks[a["block_start"] : a["block_start"] + a["block_count"]].tolist()
@@ -167,7 +168,7 @@ class Reference(Serving):
             self.see("scrape")
             self.tick("scrape", payload[0] + 1)
         elif kind == "control":
-            self.control(payload[0], t)
+            self.tick_due = payload[0]
             self.tick("control", payload[0] + 1)
         else:
             self.arrive(payload[0], t)
@@ -190,6 +191,9 @@ class Reference(Serving):
             self.drain_deadline(payload[1])
 
     def settle(self, now: float) -> None:
+        if self.tick_due:
+            self.control(self.tick_due, now)
+            self.tick_due = 0
         self.pair()
         for d in self.decode:
             self.next_decode_step(d, now)
@@ -384,7 +388,7 @@ class Reference(Serving):
             back = inst.queue + [r for r in self.delivering if r.h < 0 and r.p == inst.index]
             for r in back:
                 self.take_back(inst, r)
-            self.gateway[:0] = back
+            self.gateway = sorted([*back, *self.gateway], key=lambda r: r.i)
             self.happened["taken_back"] += len(back)
         else:
             waiting = list(inst.queue)

@@ -42,6 +42,8 @@ class Serving(State):
             self.records["prefill_start_s"][r.i] = now
             if self.reserve == "prefill_start":
                 self.ask(r, now)
+            elif r.asked and not r.granted and r not in self.pairing:
+                self.serve(self.decode[r.d], now)  # it holds staging memory now: see break_standoff
         for r, _ in step:
             self.start_flow(r, now)
 

@@ -211,8 +211,6 @@ def join_batch(S, b, r, t):
     sift_up(S, base, box.active - 1)
     it.join_order = h.joins
     h.joins += 1
-    if math.isnan(record(S, it.id).decode_start_s):
-        record(S, it.id).decode_start_s = t
     it.decode_state = ACTIVE_SEQ
     it.fresh = 1
     lists.append(S, lists.fresh_list(S, b), LINK_BATCH, r)
@@ -293,9 +291,21 @@ def extract_active(S, b, i):
 
 
 @kernel
+def note_decode_start(S, b):
+    """The iteration that starts at the anchor is the first one of sequences that have none yet."""
+    r = queue(S, lists.fresh_list(S, b)).head
+    while r >= 0:
+        row = record(S, request(S, r).id)
+        if math.isnan(row.decode_start_s):
+            row.decode_start_s = batch(S, b).anchor_t
+        r = request(S, r).link_next[LINK_BATCH]
+
+
+@kernel
 def start_iterations(S, b):
     """Leap from the anchor until the next leave or until memory is full; the batch is not empty."""
     it = batch(S, b)
+    note_decode_start(S, b)
     it.first_s = iteration_seconds(S, b)
     it.slope_s = iteration_slope_s(S, b)
     it.event_at = heap(S, b * header(S).heap_stride).key - it.iterations

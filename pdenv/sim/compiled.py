@@ -46,10 +46,11 @@ def cache_folder() -> Path:
 @functools.cache
 def compiled() -> SimpleNamespace:
     """The entry points, each compiled at its first call (or loaded from the cache)."""
-    from pdenv.sim import loop, totals
+    from pdenv.sim import batch, loop, totals
 
     functions = {
         "advance": loop.advance,
+        "iterations_done": batch.iterations_done,
         "instance_totals": totals.instance_totals,
         "port_totals": totals.port_totals,
         "starved_total": totals.starved_total,

@@ -12,7 +12,16 @@ from pdenv.sim.block import build_block
 from pdenv.sim.compiled import compiled
 from pdenv.sim.records import ARRIVAL, INSTANCE_TOTALS, Totals, empty_records
 from pdenv.sim.rules import RULES
-from pdenv.sim.state import RETURN_DECISION, RETURN_DONE, RETURN_ERROR, RETURN_GROW, RETURN_TIME
+from pdenv.sim.state import (
+    ACTIVE_SEQ,
+    FLOWING,
+    RETURN_DECISION,
+    RETURN_DONE,
+    RETURN_ERROR,
+    RETURN_GROW,
+    RETURN_TIME,
+    TAIL,
+)
 from pdenv.topology import Cluster
 
 _BLOCK_HASH = np.dtype([("hash", np.int64)], align=True)
@@ -132,6 +141,25 @@ class Simulation:
         h = self.block.header
         names = ("kind", "p", "d", "h", "precision", "scale_prefill", "scale_decode", "flip")
         return {name: int(h[f"act_{name}"]) for name in names}
+
+    def close(self) -> None:
+        """Write what is known of requests that have not ended: tokens emitted, bytes sent, status unfinished."""
+        batches = self.block.views["batch"]
+        for row in self.block.views["request"]:
+            if row["id"] < 0:
+                continue
+            out = self.records[row["id"]]
+            out["emitted"] = row["emitted"]
+            if row["decode_state"] == ACTIVE_SEQ:
+                done = self._kernels.iterations_done(self.block.handle(), int(row["b"]), self.now)
+                out["emitted"] += batches[row["b"]]["iterations"] - row["joined_at"] + done
+            if row["flow_state"] == FLOWING:
+                out["wire_bytes"] += row["sent"] + row["rate"] * (self.now - row["sent_t"])
+            elif row["flow_state"] == TAIL:
+                out["wire_bytes"] += row["sent"]
+            out["status"] = records.UNFINISHED
+        waiting = self.records["status"] == records.WAITING
+        self.records["status"][waiting] = records.UNFINISHED
 
     def totals(self) -> Totals:
         """What the run has accumulated until now."""

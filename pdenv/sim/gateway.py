@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from pdenv.sim import lists
-from pdenv.sim.batch import kick_batch
+from pdenv.sim.batch import wake_batch
 from pdenv.sim.colocated import enqueue_colocated
 from pdenv.sim.decode import queue_preempted
 from pdenv.sim.events import ARRIVALS, DELIVERY, HOLD, schedule, single_slot
@@ -155,13 +155,12 @@ def pair_with(S, r, d, q):
 
 @kernel
 def ask_if_due(S, r, t):
-    """Ask for decode memory if the moment for it has come."""
+    """Ask for decode memory if the moment for it has come; the caller has it served."""
     it = request(S, r)
     reserve = header(S).reserve
     due = reserve == RESERVE_AT_DISPATCH or (reserve == RESERVE_AT_START and it.prefill_state == STARTED)
     if due or it.prefill_state == PREFILLED:
         ask_memory(S, r, t)
-        serve_receive_queue(S, it.d, t)
 
 
 @kernel
@@ -182,6 +181,7 @@ def dispatch_pair(S, r, p, d, q):
         pair_with(S, r, d, q)
         if h.reserve == RESERVE_AT_DISPATCH:
             ask_if_due(S, r, h.now)
+            serve_receive_queue(S, d, h.now)
 
 
 @kernel
@@ -300,6 +300,6 @@ def apply_pair(S, r):
     pair_with(S, r, h.act_d, it.wire)
     if was_preempted:
         queue_preempted(S, h.act_d, r)
-        kick_batch(S, h.act_d)
+        wake_batch(S, h.act_d, h.now)
     else:
         ask_if_due(S, r, h.now)

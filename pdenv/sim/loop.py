@@ -146,7 +146,7 @@ def process_event(S, i, t):
         batch_event(S, i - n_step)
     else:
         k = i - n_all
-        quiet = k == HOLD or k == SCRAPE or k == SCRAPE_SEEN or k == CONTROL
+        quiet = k != DELIVERY and k != ARRIVALS
         if quiet:
             h.quiet += 1
         single_event(S, k, t)
@@ -337,9 +337,11 @@ def advance(S, until, measured_only):
         if not in_instant:
             if is_over(S, measured_only):
                 return RETURN_DONE
+            if t == np.inf and until == np.inf:
+                return RETURN_DONE
             if not t <= until:
-                h.now = max(h.now, until) if until < np.inf else h.now
-                return RETURN_DONE if t == np.inf and until == np.inf else RETURN_TIME
+                h.now = max(h.now, until)
+                return RETURN_TIME
             if h.quiet > QUIET_LIMIT and h.next_arrival == h.offer_until and until == np.inf:
                 return RETURN_DONE
         if i == single_slot(S, ARRIVALS) and h.free < 0:
