@@ -161,6 +161,7 @@ class Serving(State):
             self.records["grant_s"][r.i] = now
             self.see("grant")
             self.start_flow(r, now)
+            self.serve(d, now)
 
     def revoke(self, d: Decode, r: Request) -> None:
         """Take a reservation back. KV still in staging is sent again later; else it must be recomputed here."""

@@ -65,12 +65,10 @@ def grant(S, r, need, t):
 
 
 @kernel
-def serve_receive_queue(S, d, t):
-    """Grant memory in order to what fits, unless preempted sequences wait for it."""
+def grant_in_order(S, d, t):
+    """Grant memory to what fits, first come first served."""
     h = header(S)
     q = lists.receive_queue(S, d)
-    if queue(S, q).head < 0 or queue(S, lists.preempted_list(S, d)).head >= 0:
-        return
     it = batch(S, d)
     free = it.capacity - it.reserved - kv_in_flight(S, d, t)
     r = queue(S, q).head
@@ -83,7 +81,6 @@ def serve_receive_queue(S, d, t):
         elif not h.receive_bypass:
             break
         r = after
-    break_standoff(S, d, t)
 
 
 @kernel
@@ -111,21 +108,31 @@ def break_standoff(S, d, t):
 
     An idle instance all of whose reservations are such gives them up, newest first, to the first started
     request in its receive queue; else prefill could wait for staging and the staged request for decode memory,
-    for ever.
+    for ever. Whether that was so.
     """
     it = batch(S, d)
     q = lists.granted_list(S, d)
     if it.doing != IDLE or queue(S, q).head < 0:
-        return
+        return False
     r = first_started(S, lists.receive_queue(S, d))
     if r < 0 or not all_unstarted(S, q):
-        return
+        return False
     need = request(S, r).prompt * header(S).kv_bytes_per_token[request(S, r).store]
     while it.capacity - it.reserved < need and queue(S, q).tail >= 0:
         count_revocation(S, queue(S, q).tail)
         revoke(S, queue(S, q).tail, t)
-    if it.capacity - it.reserved >= need:
-        grant(S, r, need, t)
+    grant(S, r, need, t)
+    return True
+
+
+@kernel
+def serve_receive_queue(S, d, t):
+    """Grant what can be granted, unless preempted sequences wait for memory."""
+    if queue(S, lists.receive_queue(S, d)).head < 0 or queue(S, lists.preempted_list(S, d)).head >= 0:
+        return
+    grant_in_order(S, d, t)
+    if break_standoff(S, d, t):
+        grant_in_order(S, d, t)
 
 
 @kernel
@@ -182,8 +189,6 @@ def unpair(S, r, t):
     it.d = -1
     it.b = -1
     record(S, it.id).grant_s = np.nan
-    record(S, it.id).decode = -1
-    record(S, it.id).store_precision = -1
 
 
 @kernel

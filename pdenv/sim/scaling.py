@@ -170,6 +170,8 @@ def return_to_gateway(S, r, t):
     row = record(S, it.id)
     row.mode = 0
     row.prefill = -1
+    row.decode = -1
+    row.store_precision = -1
     row.wire_precision = -1
     other = queue(S, lists.GATEWAY_QUEUE).head
     while other >= 0 and request(S, other).id < it.id:
@@ -208,16 +210,14 @@ def drain_prefill(S, p, flip, t):
 
 
 @kernel
-def pair_again(S, r):
-    """Into the pairing queue, before those at its end that have higher request numbers."""
-    it = request(S, r)
-    it.pairing = 1
-    other = queue(S, lists.PAIRING_QUEUE).tail
-    after = np.int64(-1)
-    while other >= 0 and request(S, other).id > it.id:
-        after = other
-        other = request(S, other).link_prev[LINK_DECODE]
-    lists.insert_before(S, lists.PAIRING_QUEUE, LINK_DECODE, r, after)
+def next_unasked(S, d, after):
+    """The request paired with d that has not asked for memory, with the lowest number above `after`, or −1."""
+    best = np.int64(-1)
+    for r in range(header(S).pool):
+        it = request(S, r)
+        if it.id > after and it.d == d and it.decode_state == PAIRED and (best < 0 or it.id < request(S, best).id):
+            best = r
+    return best
 
 
 @kernel
@@ -233,11 +233,11 @@ def drain_decode(S, d, flip, t):
         r = queue(S, q).head
         unpair(S, r, t)
         ask_pairing(S, r)
-    for r in range(h.pool):
-        it = request(S, r)
-        if it.id >= 0 and it.d == d and it.decode_state == PAIRED:
-            unpair(S, r, t)
-            pair_again(S, r)
+    r = next_unasked(S, d, -1)
+    while r >= 0:
+        unpair(S, r, t)
+        ask_pairing(S, r)
+        r = next_unasked(S, d, request(S, r).id)
 
 
 @kernel
@@ -264,7 +264,7 @@ def evict(S, d, r, t):
         it.swapped = 0
     it.d = -1
     it.b = -1
-    pair_again(S, r)
+    ask_pairing(S, r)
 
 
 @kernel
@@ -290,6 +290,9 @@ def empty_batch(S, d, t):
 def force_out(S, d, t):
     """The drain deadline has passed: everything still on the instance goes elsewhere."""
     empty_batch(S, d, t)
+    q = lists.granted_list(S, d)
+    while queue(S, q).head >= 0:
+        evict(S, d, queue(S, q).head, t)
     for r in range(header(S).pool):
         it = request(S, r)
         if it.id >= 0 and it.b == d and it.decode_state >= GRANTED:

@@ -1,0 +1,65 @@
+# `make` lists the targets. PYTHON is the interpreter that makes .venv: Python 3.10 to 3.13.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INPUTS := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench mutants picture clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+# A folder without a working pip, left by an interrupted run, is made anew.
+$(VENV)/made:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' \
+	  || { echo "pdenv needs Python 3.10 to 3.13; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/installed: $(VENV)/made $(INPUTS)
+	@echo "Installing pdenv into $(VENV) ..."
+	@$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/made $(INPUTS)
+	@echo "Installing pdenv with tests and checks into $(VENV) ..."
+	@$(PIP_INSTALL) --editable '.[test,dev]'
+	@touch $(VENV)/installed $@
+
+setup: $(VENV)/installed-dev  ## create .venv with pdenv, its tests and its checks
+
+demo: $(VENV)/installed  ## compare schedulers at the operating point; plots go to runs/demo
+	@mkdir -p runs
+	$(BIN)/python -m pdenv.sim.compiled
+	$(BIN)/pdenv compare operating-point --policies three-part,greedy,least-work,round-robin,colocated \
+	  --windows 5 --jobs 2 --report runs/demo
+	@echo "Plots and numbers:" && ls -d runs/demo/*
+
+test: $(VENV)/installed-dev  ## run every test
+	$(BIN)/python -m pdenv.sim.compiled
+	$(BIN)/python -m pytest -n 2
+
+check: $(VENV)/installed-dev  ## format, lint, types and tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: $(VENV)/installed-dev  ## format and repair what ruff can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/installed-dev  ## measure speed and write docs/performance.md
+	$(BIN)/python benchmarks/bench.py
+
+mutants: $(VENV)/installed-dev  ## break engine lines one at a time; a test must fail each time
+	$(BIN)/python benchmarks/mutants.py
+
+picture: demo  ## draw the picture of the README again
+	cp runs/demo/operating-point-leaderboard.png docs/img/leaderboard.png
+
+clean:  ## remove .venv, runs and caches
+	rm -rf $(VENV) runs dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
