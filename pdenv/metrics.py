@@ -319,6 +319,7 @@ def _request_summary(records: np.ndarray, times: RequestTimes) -> dict[str, Any]
 
     prefill_end, granted, flow_start, transfer_end, t_j, second = _columns(
         records,
+        "prefill_end_s",
         "grant_s",
         "flow_start_s",
         "transfer_end_s",

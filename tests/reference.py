@@ -74,9 +74,8 @@ class Reference(Serving):
 
     def run(self, until_s: float) -> float:
         while (top := self.peek()) is not None and top[0] <= until_s:
-            if KINDS[top[1]] in ("scrape", "control") and all(r.ended for r in self.requests):
-                heapq.heappop(self.heap)
-                continue
+            if all(r.ended for r in self.requests):
+                break
             self.instant(top[0], until_s)
             self.check()
             if self.idle > IDLE_EVENTS:
@@ -112,7 +111,6 @@ class Reference(Serving):
             self.advance(max(time, self.t))
             self.idle = self.idle + 1 if KINDS[kind] in IDLE_KINDS else 0
             self.handle(KINDS[kind], payload, time)
-            self.finish_drains(time)
         self.happened["tie"] += taken > 1
         self.settle(self.t)
 

@@ -109,7 +109,7 @@ def wake_batch(S, b, t):
     if it.doing == IDLE or it.doing == BOUNDARY:
         kick_batch(S, b)
     elif it.doing == ITERATING:
-        j = first_boundary_at(S, b, t - TIE_S)
+        j = max(first_boundary_at(S, b, t - TIE_S), 1)
         if j < it.event_at:
             it.event_at = j
             schedule(S, batch_slot(S, b), boundary_t(S, b, j))

@@ -247,6 +247,7 @@ def evict(S, d, r, t):
     if it.decode_state == GRANTED:
         give_up_grant(S, r, t)
         count_revocation(S, r)
+        record(S, it.id).grant_s = np.nan
         drop_decode_load(S, r)
         it.decode_state = UNPAIRED
     else:
