@@ -49,9 +49,7 @@ def chooses_decode_later(view: View) -> bool:
     return view.cluster.binding == 1
 
 
-def pair_or_else(
-    view: View, request: RequestView, prefill: int | None, decode: int | None, precision: int
-) -> Route:
+def pair_or_else(view: View, request: RequestView, prefill: int | None, decode: int | None, precision: int) -> Route:
     """The pair if there is one, else a co-located instance, else wait."""
     if prefill is not None and chooses_decode_later(view):
         return Route.pair(prefill, -1, precision)

@@ -99,12 +99,8 @@ def one_sequence_s(rows: list[Row]) -> float:
 
 def fit_mixed_rows(mixed: list[Row], prefill: list[Row]) -> dict[str, Any]:
     """κ against the measured decode step (chunk 0) and the measured prefill of one prompt of that size."""
-    alone = {
-        (r["decode_batch"], r["decode_ctx"]): r["step_ms"] for r in mixed if r["prefill_chunk_tokens"] == "0"
-    }
-    chunk_ms = {
-        r["input_tokens"]: r["latency_ms"] for r in prefill if r["batch"] == "1" and r["prefix_tokens"] == "0"
-    }
+    alone = {(r["decode_batch"], r["decode_ctx"]): r["step_ms"] for r in mixed if r["prefill_chunk_tokens"] == "0"}
+    chunk_ms = {r["input_tokens"]: r["latency_ms"] for r in prefill if r["batch"] == "1" and r["prefix_tokens"] == "0"}
     steps = [row for row in mixed if row["prefill_chunk_tokens"] != "0"]
     kappa, error = fit_piggyback(
         [float(alone[row["decode_batch"], row["decode_ctx"]]) for row in steps],
@@ -168,9 +164,7 @@ def fit_posting(facts: Path) -> tuple[float, FitError]:
     return op_s, relative_error((at_line + op_s) / seconds)
 
 
-def fit_transfers(
-    facts: Path, stacks: list[str], op_s: float, block_bytes: int
-) -> tuple[float, float, FitError]:
+def fit_transfers(facts: Path, stacks: list[str], op_s: float, block_bytes: int) -> tuple[float, float, FitError]:
     """Latency and efficiency of whole transfers: latency + bytes/(line·efficiency) + bytes/block·op_s."""
     rows = [r for r in transfers(facts) if r["time_ms"] and any(r["stack"].startswith(s) for s in stacks)]
     size = np.array([payload_bytes(row["payload"]) for row in rows])
@@ -198,9 +192,7 @@ def write(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-HEADER = (
-    "# Written by benchmarks/fit_profiles.py. Seconds; relative errors, in-sample except cached_prefix.\n"
-)
+HEADER = "# Written by benchmarks/fit_profiles.py. Seconds; relative errors, in-sample except cached_prefix.\n"
 
 
 def main(folder: Path) -> None:
@@ -209,9 +201,7 @@ def main(folder: Path) -> None:
         body = yaml.safe_dump({"profiles": rows}, sort_keys=False, default_flow_style=None, width=110)
         write(PROFILES / f"{gpu}.yaml", HEADER + body)
         worst = {
-            f"{p} {f}": max(r[p][f]["mape"] for r in rows)
-            for p in ("prefill", "decode")
-            for f in ("affine", "table")
+            f"{p} {f}": max(r[p][f]["mape"] for r in rows) for p in ("prefill", "decode") for f in ("affine", "table")
         }
         print(gpu, len(rows), "profiles; worst mean error:", {k: round(v, 3) for k, v in worst.items()})
     facts = folder / "facts"

@@ -72,9 +72,7 @@ def _inline_profile(name: str, inline: InlineProfile) -> Profile:
     prefill, decode = inline.prefill, inline.decode
     slopes = tuple(decode.c_s[q] for q in PRECISIONS)  # type: ignore[index]
     return Profile(
-        prefill=StepLaw(
-            prefill.a_s, prefill.b_s, (prefill.c_s, 0.0, 0.0, 0.0), prefill.table_x, prefill.table_s
-        ),
+        prefill=StepLaw(prefill.a_s, prefill.b_s, (prefill.c_s, 0.0, 0.0, 0.0), prefill.table_x, prefill.table_s),
         decode=StepLaw(decode.a_s, decode.b_s, slopes, decode.table_x, decode.table_s),
         piggyback=inline.piggyback,
         name=name,

@@ -79,9 +79,7 @@ def _overrides(pairs: list[str]) -> dict[str, Any]:
     return overrides
 
 
-def _check_outputs(
-    json_path: str | None, requests_path: str | None = None, report: str | None = None
-) -> None:
+def _check_outputs(json_path: str | None, requests_path: str | None = None, report: str | None = None) -> None:
     """Refuse outputs that cannot be written before anything runs."""
     if json_path is not None and json_path != "-":
         atomic.check_file(json_path)
@@ -114,21 +112,15 @@ def _requests_csv(rows: np.ndarray) -> str:
 
 Trace = Annotated[
     str | None,
-    typer.Option(
-        metavar="FILE", help="Request trace that replaces the workload: Azure CSV or Mooncake JSONL."
-    ),
+    typer.Option(metavar="FILE", help="Request trace that replaces the workload: Azure CSV or Mooncake JSONL."),
 ]
 RateScale = Annotated[
     str,
-    typer.Option(
-        metavar="X|auto", help="Factor on arrival rates; auto aims at the load the scenario is made for."
-    ),
+    typer.Option(metavar="X|auto", help="Factor on arrival rates; auto aims at the load the scenario is made for."),
 ]
 Json = Annotated[
     str | None,
-    typer.Option(
-        "--json", metavar="FILE|-", help="Write the numbers as JSON; with - only JSON goes to stdout."
-    ),
+    typer.Option("--json", metavar="FILE|-", help="Write the numbers as JSON; with - only JSON goes to stdout."),
 ]
 
 
@@ -141,9 +133,7 @@ _NUMBERS = "The numbers:\n\n" + "\n\n".join(f"**{key}**: {text}" for key, text i
 )
 def simulate(
     scenario: Annotated[str, typer.Argument(help="Name of a preset, or a YAML file.")] = "operating-point",
-    policy: Annotated[
-        str, typer.Option(metavar="NAME", help="Scheduler; `pdenv policies` lists them.")
-    ] = "three-part",
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Scheduler; `pdenv policies` lists them.")] = "three-part",
     trace: Trace = None,
     rate_scale: RateScale = "1",
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of arrivals and policy.")] = 0,
@@ -194,9 +184,7 @@ def compare(
     trace: Trace = None,
     rate_scale: RateScale = "1",
     windows: Annotated[int, typer.Option(min=1, max=10_000, help="Disjoint stretches of the workload.")] = 1,
-    jobs: Annotated[
-        int, typer.Option(min=1, max=1024, help="Processes; the numbers do not depend on it.")
-    ] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Processes; the numbers do not depend on it.")] = 1,
     json_path: Json = None,
     report: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write plots, a Markdown leaderboard and results.json.")

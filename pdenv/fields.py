@@ -80,9 +80,7 @@ def _child(value: Any, part: int | str) -> Any:
     return None
 
 
-def follow(
-    root: type[BaseModel], loc: Loc, data: Any
-) -> tuple[Loc, FieldInfo | None, type[BaseModel] | None]:
+def follow(root: type[BaseModel], loc: Loc, data: Any) -> tuple[Loc, FieldInfo | None, type[BaseModel] | None]:
     """Follow a pydantic error location through the models and the data that was validated.
 
     Returns the location without the tags of unions, the last field met, and the model that holds

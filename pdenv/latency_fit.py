@@ -29,9 +29,7 @@ class FitError:
     n: int  # rows
 
 
-def fit_prefill(
-    batch: Any, tokens: Any, seconds: Any, knots: Sequence[float] = ()
-) -> tuple[StepLaw, FitError]:
+def fit_prefill(batch: Any, tokens: Any, seconds: Any, knots: Sequence[float] = ()) -> tuple[StepLaw, FitError]:
     """Fit `a + b·N + c·Σn²` to uncached prefill batches of equal prompts.
 
     Args:
@@ -44,9 +42,7 @@ def fit_prefill(
     return _fit(batch * tokens, batch * tokens**2, _column(seconds), knots)
 
 
-def fit_decode(
-    batch: Any, context: Any, seconds: Any, knots: Sequence[float] = ()
-) -> tuple[StepLaw, FitError]:
+def fit_decode(batch: Any, context: Any, seconds: Any, knots: Sequence[float] = ()) -> tuple[StepLaw, FitError]:
     """Fit `a + b·B + c·ΣL` to decode iterations of equal contexts; `c_s[0]` is the slope of the measured KV.
 
     Args:
@@ -104,9 +100,7 @@ def _feasible_step(matrix: np.ndarray, target: np.ndarray, x: np.ndarray, free: 
         x[~free] = 0.0
 
 
-def _fit(
-    x: np.ndarray, weighted: np.ndarray, seconds: np.ndarray, knots: Sequence[float]
-) -> tuple[StepLaw, FitError]:
+def _fit(x: np.ndarray, weighted: np.ndarray, seconds: np.ndarray, knots: Sequence[float]) -> tuple[StepLaw, FitError]:
     _check(x, seconds, knots)
     base = _ramps(x, np.asarray(knots, dtype=float)) if len(knots) else np.stack([np.ones_like(x), x], axis=1)
     relative = np.column_stack([base, weighted]) / seconds[:, None]

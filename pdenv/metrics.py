@@ -71,9 +71,7 @@ def _columns(rows: np.ndarray, *names: str) -> tuple[np.ndarray, ...]:
     return columns
 
 
-def request_times(
-    cluster: Cluster, arrivals: np.ndarray, records: np.ndarray, until_s: float
-) -> RequestTimes:
+def request_times(cluster: Cluster, arrivals: np.ndarray, records: np.ndarray, until_s: float) -> RequestTimes:
     """Times of `(n,)` ARRIVAL rows and their RECORD rows; what has not ended is counted up to `until_s`."""
     arrival, tokens = _columns(arrivals, "arrival_s", "output_tokens")
     t_p, t_j, first, finish, status, mode = _columns(
@@ -156,12 +154,8 @@ def _penalties(scenario: Scenario, times: RequestTimes) -> dict[str, float]:
     rejected = float(np.mean(times.status == REJECTED))
     failed = 1.0 - rejected - float(np.mean(times.completed))
     return {
-        "ttft_penalty": float(
-            weights.ttft_step * np.mean(late > 0) + weights.ttft_slope_per_s * np.mean(late)
-        ),
-        "tpot_penalty": float(
-            weights.tpot_step * np.mean(over > 0) + weights.tpot_slope_per_s * np.mean(over)
-        ),
+        "ttft_penalty": float(weights.ttft_step * np.mean(late > 0) + weights.ttft_slope_per_s * np.mean(late)),
+        "tpot_penalty": float(weights.tpot_step * np.mean(over > 0) + weights.tpot_slope_per_s * np.mean(over)),
         "rejection_penalty": weights.rejection * rejected,
         "failure_penalty": weights.failure * failed,
     }
@@ -264,9 +258,7 @@ def _link_utilisation(
     return shares
 
 
-def _offered_bytes_per_s(
-    cluster: Cluster, arrivals: np.ndarray, records: np.ndarray, span_s: float
-) -> float | None:
+def _offered_bytes_per_s(cluster: Cluster, arrivals: np.ndarray, records: np.ndarray, span_s: float) -> float | None:
     """KV that measured arrivals ask the network to carry; co-located requests ask for nothing."""
     per_token = np.array(cluster.kv_bytes_per_token, dtype=np.float64)
     wanted = per_token[np.maximum(records["wire_precision"], 0)] * arrivals["prompt_tokens"]
@@ -381,9 +373,7 @@ def summarise(
     links: dict[str, float | None] = {}
     if cluster.prefill and cluster.decode:
         achievable = scenario.min_cut_bytes_per_s()
-        links = _link_utilisation(
-            cluster, end.port_bytes - start.port_bytes, end.time_s - start.time_s, achievable
-        )
+        links = _link_utilisation(cluster, end.port_bytes - start.port_bytes, end.time_s - start.time_s, achievable)
         network = {
             "offered_bytes_per_s": _offered_bytes_per_s(cluster, arrivals, records, window_s),
             "achievable_bytes_per_s": achievable,

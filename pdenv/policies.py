@@ -63,9 +63,7 @@ def load_policy(name: str, parameters: dict[str, float] | None = None, seed: int
     """
     offered = _offered()
     if name not in offered:
-        raise InputError(
-            f"no package offers a policy '{name}' in Python{nearest(name, offered)}", where="policy"
-        )
+        raise InputError(f"no package offers a policy '{name}' in Python{nearest(name, offered)}", where="policy")
     try:
         made_by = offered[name].load()
     except (ImportError, AttributeError) as error:
@@ -143,11 +141,7 @@ def _answer_route(sim: Simulation, policy: Policy) -> None:
 def _is_legal(route: Route, request: RequestView, bound_later: bool) -> bool:
     if route.kind is Kind.PAIR:
         decodes = (-1,) if bound_later else request.decodes.get(route.precision, ())
-        return (
-            route.prefill in request.prefills
-            and route.decode in decodes
-            and route.precision in request.precisions
-        )
+        return route.prefill in request.prefills and route.decode in decodes and route.precision in request.precisions
     if route.kind is Kind.COLOCATED:
         return route.instance in request.colocated
     if route.kind is Kind.REJECT:
@@ -164,6 +158,4 @@ def _has_somewhere(request: RequestView, bound_later: bool) -> bool:
 def _worded(route: Route) -> str:
     if route.kind is Kind.PAIR:
         return f"prefill {route.prefill} with decode {route.decode} in precision {route.precision}"
-    return (
-        f"co-located instance {route.instance}" if route.kind is Kind.COLOCATED else f"'{route.kind.value}'"
-    )
+    return f"co-located instance {route.instance}" if route.kind is Kind.COLOCATED else f"'{route.kind.value}'"

@@ -151,9 +151,7 @@ def _far(offered_load: float | None, target: float) -> bool:
     return not low * target <= offered_load <= high * target
 
 
-def _warnings(
-    scenario: Scenario, cluster: Cluster, summary: dict[str, Any], offered_load: float | None
-) -> list[str]:
+def _warnings(scenario: Scenario, cluster: Cluster, summary: dict[str, Any], offered_load: float | None) -> list[str]:
     lines = []
     target = scenario.target.prefill_load
     if target is not None and _far(offered_load, target):
@@ -162,16 +160,12 @@ def _warnings(
             f"{target:.3g}; --rate-scale auto would set it"
         )
     lines += [
-        f"latency profile '{p.name}' is a roofline estimate, not measured"
-        for p in cluster.profiles
-        if p.estimate
+        f"latency profile '{p.name}' is a roofline estimate, not measured" for p in cluster.profiles if p.estimate
     ]
     if scenario.workload.predictor.is_oracle:
         lines.append("the length predictor is an oracle: not for published results")
     if summary["unfinished"]:
-        lines.append(
-            f"{summary['unfinished']} measured requests unfinished at the drain deadline, charged as failed"
-        )
+        lines.append(f"{summary['unfinished']} measured requests unfinished at the drain deadline, charged as failed")
     return lines
 
 
@@ -228,9 +222,7 @@ def simulate(
     records = sim.records
     summary = metrics.summarise(ran, cluster, load, records, start, end, until_s=sim.now)
     measured_span = load.arrivals[: load.measured_to]
-    offered = (
-        offered_prefill_load(scenario.cluster(), measured_span, load.end_s) if scenario.prefill else None
-    )
+    offered = offered_prefill_load(scenario.cluster(), measured_span, load.end_s) if scenario.prefill else None
     warnings = _warnings(scenario, cluster, summary, offered)
     run = {
         "scenario": scenario.name,

@@ -51,9 +51,7 @@ class Scenario(Config):
     name: str = Field("scenario", min_length=1, max_length=100, description="name in reports (text, no unit)")
     description: str = Field("", description="what the scenario is for (text, no unit)")
     model: str = Field("llama-3.1-70b", description="model of the catalog or name under `models` (no unit)")
-    models: dict[str, InlineModel] = Field(
-        default_factory=dict, description="models given here, by name (no unit)"
-    )
+    models: dict[str, InlineModel] = Field(default_factory=dict, description="models given here, by name (no unit)")
     profiles: dict[str, InlineProfile] = Field(
         default_factory=dict, description="step times given here, by name (no unit)"
     )
@@ -62,9 +60,7 @@ class Scenario(Config):
     colocated: tuple[ColocatedGroup, ...] = Field((), description="groups of co-located instances (no unit)")
     network: Network = Field(default_factory=Network, description="links between instances (no unit)")
     kv: Kv = Field(default_factory=Kv, description="KV memory and conversion (no unit)")
-    control: Control = Field(
-        default_factory=Control, description="what the scheduler knows and may do (no unit)"
-    )
+    control: Control = Field(default_factory=Control, description="what the scheduler knows and may do (no unit)")
     scaling: Scaling = Field(default_factory=Scaling, description="elastic pools (no unit)")
     quality: Quality = Field(default_factory=Quality, description="quality tiers (no unit)")
     sla: Sla = Field(default_factory=Sla, description="limits of a good request (no unit)")
@@ -74,9 +70,7 @@ class Scenario(Config):
         default_factory=lambda: WindowConfig(requests=2000),
         description="which requests are measured (no unit)",
     )
-    target: TargetConfig = Field(
-        default_factory=TargetConfig, description="load the scenario is made for (no unit)"
-    )
+    target: TargetConfig = Field(default_factory=TargetConfig, description="load the scenario is made for (no unit)")
 
     @model_validator(mode="after")
     def _possible(self) -> Scenario:

@@ -82,11 +82,7 @@ def _names(scenario: Scenario) -> Iterator[Problem]:
     for loc, group in _all_groups(scenario):
         yield from _known((*loc, "gpu"), "GPU", group.gpu, catalog.gpu_names())
         if group.profile is not None and group.profile not in scenario.profiles:
-            remedy = (
-                nearest(group.profile, scenario.profiles)
-                if scenario.profiles
-                else "; define it under profiles"
-            )
+            remedy = nearest(group.profile, scenario.profiles) if scenario.profiles else "; define it under profiles"
             yield (*loc, "profile"), f"unknown profile '{group.profile}'{remedy}"
 
 
@@ -193,8 +189,7 @@ def _rules(scenario: Scenario) -> Iterator[Problem]:
     if control.scrape_delay_s > 0 and control.scrape_delay_s >= control.scrape_interval_s:
         yield (
             ("control", "scrape_delay_s"),
-            f"is {control.scrape_delay_s:g}; it must be below scrape_interval_s "
-            f"= {control.scrape_interval_s:g}",
+            f"is {control.scrape_delay_s:g}; it must be below scrape_interval_s = {control.scrape_interval_s:g}",
         )
     total = sum(tier.share for tier in scenario.quality.tiers.values())
     if abs(total - 1.0) > 1e-6:
@@ -239,8 +234,7 @@ def _resolved(scenario: Scenario) -> Iterator[Problem]:
         if given is not None and given > hbm:
             yield (
                 (*loc, memory),
-                f"is {given / 1e9:g} GB, more than the {hbm / 1e9:g} GB of {group.tensor_parallel} × "
-                f"{group.gpu}",
+                f"is {given / 1e9:g} GB, more than the {hbm / 1e9:g} GB of {group.tensor_parallel} × {group.gpu}",
             )
         if inline and given is None:
             yield (

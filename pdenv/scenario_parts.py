@@ -32,10 +32,7 @@ def _for_each_precision(value: Any) -> Any:
 
 def _scaled_to_each_precision(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return {
-            precision: int(value * size) if math.isfinite(value) else value
-            for precision, size in _KV_SIZE.items()
-        }
+        return {precision: int(value * size) if math.isfinite(value) else value for precision, size in _KV_SIZE.items()}
     return value
 
 
@@ -64,9 +61,7 @@ class Config(BaseModel):
 class InlineModel(Config):
     """A model that the catalog does not hold: what its KV cache costs."""
 
-    layers: Annotated[Whole, Field(ge=1, le=10_000)] = Field(
-        description="transformer layers that hold KV, a count"
-    )
+    layers: Annotated[Whole, Field(ge=1, le=10_000)] = Field(description="transformer layers that hold KV, a count")
     kv_bytes_per_token: Annotated[
         dict[Precision, Annotated[Whole, Field(ge=1, le=10**9)]], BeforeValidator(_scaled_to_each_precision)
     ] = Field(
@@ -81,9 +76,7 @@ class PrefillLaw(Config):
     a_s: Seconds = Field(0.0, description="constant part of a step, s")
     b_s: Slope = Field(0.0, description="s per new token")
     c_s: Slope = Field(0.0, description="s per squared token of a prompt")
-    table_x: tuple[Number, ...] = Field(
-        (), description="tokens at which table_s is given, increasing, at least two"
-    )
+    table_x: tuple[Number, ...] = Field((), description="tokens at which table_s is given, increasing, at least two")
     table_s: tuple[Seconds, ...] = Field((), description="duration at each table_x, s; replaces a_s + b_s·N")
 
 
@@ -96,9 +89,7 @@ class DecodeLaw(Config):
         default_factory=_no_slopes,
         description="s per token of context, for each KV precision; a single number holds for all of them",
     )
-    table_x: tuple[Number, ...] = Field(
-        (), description="sequences at which table_s is given, increasing, at least two"
-    )
+    table_x: tuple[Number, ...] = Field((), description="sequences at which table_s is given, increasing, at least two")
     table_s: tuple[Seconds, ...] = Field((), description="duration at each table_x, s; replaces a_s + b_s·B")
 
 
@@ -123,15 +114,9 @@ class Group(Config):
     gpu: str = Field(description="GPU of the catalog (a name, no unit)")
     tensor_parallel: Whole = Field(8, description="GPUs of an instance: 1, 2, 4 or 8")
     weights: Weights = Field("fp8", description="precision of the model weights (no unit)")
-    profile: str | None = Field(
-        None, description="name under `profiles`; default: from the catalog (no unit)"
-    )
-    rack: str | None = Field(
-        None, description="rack of all instances, a name under `network.racks` (no unit)"
-    )
-    racks: tuple[str, ...] | None = Field(
-        None, description="rack of each instance in order, instead of `rack` (names)"
-    )
+    profile: str | None = Field(None, description="name under `profiles`; default: from the catalog (no unit)")
+    rack: str | None = Field(None, description="rack of all instances, a name under `network.racks` (no unit)")
+    racks: tuple[str, ...] | None = Field(None, description="rack of each instance in order, instead of `rack` (names)")
 
 
 class PdGroup(Group):
@@ -161,9 +146,7 @@ class PrefillGroup(PdGroup):
     max_batch_tokens: Tokens = Field(8192, description="new tokens in one step, tokens")
     max_batch_requests: Batch = Field(64, description="prompts in one step, a count")
     chunked: bool = Field(True, description="whether a long prompt is split over steps (true or false)")
-    order: Literal["fcfs", "sjf"] = Field(
-        "fcfs", description="queue order: first come or shortest prompt first"
-    )
+    order: Literal["fcfs", "sjf"] = Field("fcfs", description="queue order: first come or shortest prompt first")
     prefix_cache_tokens: CachedTokens = Field(0, description="prefix cache of an instance, tokens; 0: none")
 
 
@@ -200,32 +183,22 @@ AnyGroup = PrefillGroup | DecodeGroup | ColocatedGroup
 class Rack(Config):
     """The connection of one rack to the others."""
 
-    uplink_bytes_per_s: Rate | None = Field(
-        None, description="line rate out of the rack, bytes/s; default: no limit"
-    )
-    downlink_bytes_per_s: Rate | None = Field(
-        None, description="line rate into the rack, bytes/s; default: no limit"
-    )
+    uplink_bytes_per_s: Rate | None = Field(None, description="line rate out of the rack, bytes/s; default: no limit")
+    downlink_bytes_per_s: Rate | None = Field(None, description="line rate into the rack, bytes/s; default: no limit")
 
 
 class Network(Config):
     """Links between instances. Bandwidth is one way; NVLink figures come from the catalog."""
 
-    link: str = Field(
-        "infiniband", description="catalog link that gives the defaults of this section (no unit)"
-    )
+    link: str = Field("infiniband", description="catalog link that gives the defaults of this section (no unit)")
     efficiency: Annotated[Number, Field(gt=0, le=1)] | None = Field(
         None, description="achievable share of a line rate, dimensionless; default: the link's"
     )
     latency_s: Seconds | None = Field(None, description="latency of a transfer, s; default: the link's")
     cross_rack_latency_s: Seconds = Field(5e-6, description="further latency of a transfer between racks, s")
     op_s: Seconds | None = Field(None, description="time to post one operation, s; default: the link's")
-    block_bytes: Bytes | None = Field(
-        None, description="bytes that one operation moves, bytes; default: the link's"
-    )
-    racks: dict[str, Rack] = Field(
-        default_factory=dict, description="racks by name (no unit); default: one rack"
-    )
+    block_bytes: Bytes | None = Field(None, description="bytes that one operation moves, bytes; default: the link's")
+    racks: dict[str, Rack] = Field(default_factory=dict, description="racks by name (no unit); default: one rack")
     spine_bytes_per_s: Rate | None = Field(
         None, description="line rate that all transfers between racks share, bytes/s; default: no limit"
     )
@@ -248,9 +221,7 @@ class Kv(Config):
     decode_binding: Literal["dispatch", "prefill_end"] = Field(
         "dispatch", description="when the decode instance is chosen (no unit)"
     )
-    first_token: Literal["prefill", "decode"] = Field(
-        "prefill", description="who emits the first token (no unit)"
-    )
+    first_token: Literal["prefill", "decode"] = Field("prefill", description="who emits the first token (no unit)")
     preemption: Literal["recompute", "swap"] = Field(
         "recompute", description="what becomes of the KV of a preempted sequence (no unit)"
     )
@@ -277,12 +248,8 @@ class Control(Config):
 
     control_plane_delay_s: Seconds = Field(0.0, description="from a dispatch decision to its delivery, s")
     scrape_interval_s: Seconds = Field(0.0, description="time between metric updates, s; 0: always fresh")
-    scrape_delay_s: Seconds = Field(
-        0.0, description="age of metrics when they arrive, s; below scrape_interval_s"
-    )
-    hold_max_s: Annotated[Number, Field(gt=0, le=1e6)] = Field(
-        1.0, description="longest hold at the gateway, s"
-    )
+    scrape_delay_s: Seconds = Field(0.0, description="age of metrics when they arrive, s; below scrape_interval_s")
+    hold_max_s: Annotated[Number, Field(gt=0, le=1e6)] = Field(1.0, description="longest hold at the gateway, s")
     allow_reject: bool = Field(False, description="whether a scheduler may reject requests (true or false)")
 
 
@@ -294,9 +261,7 @@ class Scaling(Config):
         None,
         description="GPUs that may be on at once, co-located ones included, a count; default: all there are",
     )
-    flip_delay_s: Seconds = Field(
-        60.0, description="time to change the role of an instance once it is empty, s"
-    )
+    flip_delay_s: Seconds = Field(60.0, description="time to change the role of an instance once it is empty, s")
     drain_max_s: Seconds = Field(60.0, description="longest wait for a decode instance to empty, s")
 
 
@@ -329,9 +294,7 @@ class Sla(Config):
     """Limits of a good request."""
 
     ttft_s: Annotated[Number, Field(gt=0, le=1e6)] = Field(5.0, description="time to first token, s")
-    tpot_s: Annotated[Number, Field(gt=0, le=1e6)] = Field(
-        0.1, description="standard time per output token, s"
-    )
+    tpot_s: Annotated[Number, Field(gt=0, le=1e6)] = Field(0.1, description="standard time per output token, s")
 
 
 Weight = Annotated[Number, Field(ge=0, le=1e6)]
@@ -343,29 +306,15 @@ class Cost(Config):
     With `mode: normalised` parts 1 and 2 are in TTFT limits and part 3 in TPOT limits.
     """
 
-    mode: Literal["joint", "standard", "normalised"] = Field(
-        "joint", description="which latency is charged (no unit)"
-    )
+    mode: Literal["joint", "standard", "normalised"] = Field("joint", description="which latency is charged (no unit)")
     w_prefill: Weight = Field(1.0, description="weight of part 1 (arrival to prefill end), cost units per s")
-    w_transfer: Weight = Field(
-        1.0, description="weight of part 2 (prefill end to decode start), cost units per s"
-    )
-    w_decode: Weight = Field(
-        1.0, description="weight of part 3 (mean decode time per token), cost units per s"
-    )
-    ttft_step: Weight = Field(
-        1.0, description="charged once when the TTFT limit passes, cost units per request"
-    )
-    ttft_slope_per_s: Weight = Field(
-        0.1, description="charged for each second past the TTFT limit, cost units per s"
-    )
-    tpot_step: Weight = Field(
-        1.0, description="charged once when the TPOT limit passes, cost units per request"
-    )
+    w_transfer: Weight = Field(1.0, description="weight of part 2 (prefill end to decode start), cost units per s")
+    w_decode: Weight = Field(1.0, description="weight of part 3 (mean decode time per token), cost units per s")
+    ttft_step: Weight = Field(1.0, description="charged once when the TTFT limit passes, cost units per request")
+    ttft_slope_per_s: Weight = Field(0.1, description="charged for each second past the TTFT limit, cost units per s")
+    tpot_step: Weight = Field(1.0, description="charged once when the TPOT limit passes, cost units per request")
     tpot_slope_per_s: Weight = Field(
         0.0, description="charged for each second of decoding past the TPOT limit, cost units per s"
     )
     rejection: Weight = Field(60.0, description="charged for a rejected request, cost units per request")
-    failure: Weight = Field(
-        60.0, description="charged for a failed or unfinished request, cost units per request"
-    )
+    failure: Weight = Field(60.0, description="charged for a failed or unfinished request, cost units per request")

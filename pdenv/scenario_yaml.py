@@ -180,9 +180,7 @@ def _check_index(items: list, loc: Loc, where: str) -> None:
     if not isinstance(index, int):
         raise InputError(f"{name} is a list; write {name}.0 for its first item", where=where)
     if index >= len(items):
-        raise InputError(
-            f"{name} has {len(items)} items, counted from 0; there is no {dotted(loc)}", where=where
-        )
+        raise InputError(f"{name} has {len(items)} items, counted from 0; there is no {dotted(loc)}", where=where)
 
 
 def _default(model: type[BaseModel], loc: Loc, data: dict) -> Any:

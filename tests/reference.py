@@ -63,9 +63,7 @@ class Reference(Serving):
             "decode": self.decode,
             "colocated": self.colocated,
         }
-        self.totals = {
-            pool: np.zeros(len(members), INSTANCE_TOTALS) for pool, members in self.instances.items()
-        }
+        self.totals = {pool: np.zeros(len(members), INSTANCE_TOTALS) for pool, members in self.instances.items()}
         self.starved = 0.0
         self.tick("scrape", 1)
         self.tick("control", 1)
@@ -174,9 +172,7 @@ class Reference(Serving):
     def tick(self, kind: str, k: int) -> None:
         """The k-th scrape is known `scrape_delay_s` after it was taken; the k-th control tick is at once."""
         c = self.cluster
-        every, late = (
-            (c.scrape_interval_s, c.scrape_delay_s) if kind == "scrape" else (c.scaling_interval_s, 0.0)
-        )
+        every, late = (c.scrape_interval_s, c.scrape_delay_s) if kind == "scrape" else (c.scaling_interval_s, 0.0)
         if every > 0.0:
             self.push(k * every + late, kind, 0, k)
 
@@ -321,9 +317,7 @@ class Reference(Serving):
     def pair(self) -> None:
         """Choose a decode instance for those that have none (any more) and can have one."""
         for r in list(self.pairing):
-            decodes = [
-                d.index for d in self.decode if d.state == ACTIVE and self.fits_decode(r, d.index, r.q)
-            ]
+            decodes = [d.index for d in self.decode if d.state == ACTIVE and self.fits_decode(r, d.index, r.q)]
             if not decodes:
                 continue
             d = self.script.pair(r.i, r.attempts, decodes)
@@ -390,15 +384,11 @@ class Reference(Serving):
             self.happened["taken_back"] += len(back)
         else:
             waiting = list(inst.queue)
-            waiting += [
-                r for r in self.requests if r.d == inst.index and r not in waiting and self.is_waiting(r)
-            ]
+            waiting += [r for r in self.requests if r.d == inst.index and r not in waiting and self.is_waiting(r)]
             inst.queue.clear()
             self.pairing += [r for r in waiting if r not in self.pairing]
             self.happened["paired_again"] += len(waiting)
-            self.push(
-                t + self.cluster.drain_max_s, "timer", (1, inst.index), "drain", inst, inst.timer_version
-            )
+            self.push(t + self.cluster.drain_max_s, "timer", (1, inst.index), "drain", inst, inst.timer_version)
 
     def is_waiting(self, r: Request) -> bool:
         """Bound to a decode instance on which it has nothing yet."""

@@ -35,9 +35,7 @@ class State:
             )
             for i, s in enumerate(c.prefill)
         ]
-        self.decode = [
-            Decode(i, s, c.profiles[s.profile], ACTIVE if s.active else OFF) for i, s in enumerate(c.decode)
-        ]
+        self.decode = [Decode(i, s, c.profiles[s.profile], ACTIVE if s.active else OFF) for i, s in enumerate(c.decode)]
         self.colocated = [
             Colocated(i, s, c.profiles[s.profile], cache=PrefixCache(s.prefix_cache_blocks, c.block_tokens))
             for i, s in enumerate(c.colocated)
@@ -147,9 +145,7 @@ class State:
     def move_flows(self, dt: float, t: float) -> None:
         for flow in self.flows:
             before = flow.sent
-            flow.sent = (
-                flow.available(t) if flow.tight else min(flow.sent + flow.rate * dt, flow.available(t))
-            )
+            flow.sent = flow.available(t) if flow.tight else min(flow.sent + flow.rate * dt, flow.available(t))
             assert flow.sent >= before * (1 - 1e-12)
             for port in flow.ports:
                 self.port_bytes[port] += flow.sent - before
@@ -167,13 +163,11 @@ class State:
                 used = sum(rate for rate, flow in zip(rates, self.flows, strict=True) if port in flow.ports)
                 assert used <= most * (1 + 1e-9), "port above its capacity"
                 self.happened["shared_port"] += (
-                    sum(rate > 0 and port in flow.ports for rate, flow in zip(rates, self.flows, strict=True))
-                    > 1
+                    sum(rate > 0 and port in flow.ports for rate, flow in zip(rates, self.flows, strict=True)) > 1
                 )
         else:
             rates = [
-                min(cap, *(capacity[port] for port in flow.ports))
-                for cap, flow in zip(caps, self.flows, strict=True)
+                min(cap, *(capacity[port] for port in flow.ports)) for cap, flow in zip(caps, self.flows, strict=True)
             ]
         for flow, rate, cap in zip(self.flows, rates, caps, strict=True):
             flow.rate = rate
@@ -184,9 +178,7 @@ class State:
 
     def predict(self, flow: Flow, now: float) -> None:
         if flow.r.prefilled:
-            self.push(
-                now + (flow.size - flow.sent) / flow.rate, "transfer", flow.r.i, flow, flow.version, "sent"
-            )
+            self.push(now + (flow.size - flow.sent) / flow.rate, "transfer", flow.r.i, flow, flow.version, "sent")
             return
         first = flow.first_layer_end()
         if first is not None and now < first:

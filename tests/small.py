@@ -63,9 +63,7 @@ def make_profile(
     decode_b_s: float = 0.0,
 ) -> Profile:
     """Affine step times; with all of them 0 every step takes the shortest time there is, 1 µs."""
-    return Profile(
-        StepLaw(prefill_a_s, prefill_b_s, (prefill_c_s, 0.0, 0.0, 0.0)), StepLaw(decode_a_s, decode_b_s)
-    )
+    return Profile(StepLaw(prefill_a_s, prefill_b_s, (prefill_c_s, 0.0, 0.0, 0.0)), StepLaw(decode_a_s, decode_b_s))
 
 
 def make_arrivals(times_s: Any, prompts: Any, outputs: Any) -> np.ndarray:

@@ -128,9 +128,7 @@ def _profile(draw: Draw) -> Profile:
     return Profile(prefill, decode, pick(draw, (0.0, 0.3, 1.0)))
 
 
-def _network(
-    draw: Draw, n_prefill: int, n_decode: int
-) -> tuple[tuple[Port, ...], tuple[tuple[Path, ...], ...]]:
+def _network(draw: Draw, n_prefill: int, n_decode: int) -> tuple[tuple[Port, ...], tuple[tuple[Path, ...], ...]]:
     """Every instance on a NIC of its own, in one or two racks, with or without spine and NVLink pairs."""
     ports: list[Port] = []
 
@@ -168,16 +166,12 @@ def _network(
                 row.append(Path((egress[p], ingress[d]), latency, costs, 0))
             else:
                 middle = (up[p % racks], *(() if spine is None else (spine,)), down[d % racks])
-                row.append(
-                    Path((egress[p], *middle, ingress[d]), 2 * latency, costs, 1 if spine is None else 2)
-                )
+                row.append(Path((egress[p], *middle, ingress[d]), 2 * latency, costs, 1 if spine is None else 2))
         rows.append(tuple(row))
     return tuple(ports), tuple(rows)
 
 
-def _prefill(
-    draw: Draw, i: int, profiles: int, kv: Sequence[int], longest: int, first: bool
-) -> PrefillInstance:
+def _prefill(draw: Draw, i: int, profiles: int, kv: Sequence[int], longest: int, first: bool) -> PrefillInstance:
     precision = pick(draw, (0, 0, 1))
     tight = pick(draw, (0.7, 1.0, 1.3, 2.5, 20.0)) if not first else pick(draw, (1.0, 1.5, 3.0, 20.0))
     return PrefillInstance(
@@ -197,15 +191,12 @@ def _prefill(
     )
 
 
-def _decode(
-    draw: Draw, i: int, profiles: int, kv: Sequence[int], longest: int, first: bool
-) -> DecodeInstance:
+def _decode(draw: Draw, i: int, profiles: int, kv: Sequence[int], longest: int, first: bool) -> DecodeInstance:
     precision = pick(draw, (0, 0, 1, 2))
     return DecodeInstance(
         profile=draw.integer(0, profiles - 1),
         gpus=draw.integer(1, 2),
-        kv_bytes=int(longest * kv[precision] * pick(draw, (0.8, 1.0, 1.1, 1.5, 2.5, 20.0)))
-        + draw.integer(0, 3000),
+        kv_bytes=int(longest * kv[precision] * pick(draw, (0.8, 1.0, 1.1, 1.5, 2.5, 20.0))) + draw.integer(0, 3000),
         store_precision=precision,
         max_batch=pick(draw, (1, 2, 5, 64)),
         active=first or chance(draw, 0.7),
@@ -384,9 +375,7 @@ def features(case: Case, result: ReferenceResult) -> set[str]:
     c, rows = case.cluster, result.records
     used = {int(i) for i in rows["prefill"] if i >= 0}
     flows = rows[~np.isnan(rows["flow_start_s"])]
-    tiers_used = {
-        c.paths[r["prefill"]][r["decode"]].tier for r in flows if r["prefill"] >= 0 and r["decode"] >= 0
-    }
+    tiers_used = {c.paths[r["prefill"]][r["decode"]].tier for r in flows if r["prefill"] >= 0 and r["decode"] >= 0}
     found = {name for name, count in result.happened.items() if count}
     yes = {
         "blocking": not c.layerwise and len(flows) > 0,

@@ -40,9 +40,7 @@ class Copy:
         shutil.copy(Path(__file__).with_name("small.py"), folder)
 
     def run(self) -> dict:
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "PYTHON"))
-        }
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "PYTHON"))}
         environment["PYTHONPATH"] = str(self.folder)
         environment["PDENV_CACHE_DIR"] = str(self.folder / "cache")
         done = subprocess.run(

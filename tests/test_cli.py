@@ -77,9 +77,7 @@ def test_set_changes_the_scenario():
 
 def test_compare_writes_json_and_report(tmp_path):
     out, report = tmp_path / "out.json", tmp_path / "report"
-    result = call(
-        "compare", "toy", "--policies", "three-part,round-robin", "--json", str(out), "--report", str(report)
-    )
+    result = call("compare", "toy", "--policies", "three-part,round-robin", "--json", str(out), "--report", str(report))
     assert result.exit_code == 0, result.output
     assert "Operating point" in result.stdout
     board = json.loads(out.read_text())["leaderboards"]["toy"]
@@ -117,9 +115,7 @@ def test_help_has_an_example(command):
 
 
 def test_python_dash_m_works():
-    done = subprocess.run(
-        [sys.executable, "-m", "pdenv", "--help"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-m", "pdenv", "--help"], capture_output=True, text=True, check=True)
     assert "simulate" in done.stdout
 
 

@@ -102,14 +102,8 @@ def test_what_is_left_at_the_drain_deadline_is_unfinished_and_charged():
 
 def test_a_network_too_slow_for_the_prefill_pool_is_a_conflict():
     starved = {**SMALL, "workload.rate_per_s": 17.0, "prefill.0.nic_bytes_per_s": 2e6}
-    constraints = pdenv.simulate(pdenv.load_scenario("toy", overrides=starved), "round-robin").summary[
-        "constraints"
-    ]
-    assert (
-        constraints["network"]["offered_bytes_per_s"]
-        > constraints["network"]["achievable_bytes_per_s"]
-        == 4e6
-    )
+    constraints = pdenv.simulate(pdenv.load_scenario("toy", overrides=starved), "round-robin").summary["constraints"]
+    assert constraints["network"]["offered_bytes_per_s"] > constraints["network"]["achievable_bytes_per_s"] == 4e6
     assert constraints["network"]["utilisation"] == pytest.approx(1.0, abs=0.05)
     assert constraints["prefill_busy"]["met"] is False  # staging is full: prefill stalls and looks idle
     assert constraints["conflict"] is True
@@ -150,9 +144,7 @@ def test_leaderboard_averages_windows(comparison):
     assert standing.ci95["ttft_p99_s"] == pytest.approx(12.706 * abs(values[0] - values[1]) / 2, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("n", "t"), [(2, 12.7062), (3, 4.30265), (31, 2.04227), (61, 2.00030), (121, 1.97993)]
-)
+@pytest.mark.parametrize(("n", "t"), [(2, 12.7062), (3, 4.30265), (31, 2.04227), (61, 2.00030), (121, 1.97993)])
 def test_intervals_use_students_t(n, t):
     values = [float(k % 2) for k in range(n)]
     mean, half = comparing.mean_interval(values)
@@ -233,9 +225,7 @@ def test_leaderboard_fits_its_width_and_cuts_nothing(comparison, width):
 
 def test_leaderboard_is_one_table_where_there_is_room(comparison):
     heads = {
-        width: sum(
-            line.startswith(("policy ", " policy ")) for line in printed(comparison, width).splitlines()
-        )
+        width: sum(line.startswith(("policy ", " policy ")) for line in printed(comparison, width).splitlines())
         for width in (100, 250)
     }
     assert heads[250] == 1
@@ -308,8 +298,6 @@ def test_pictures_survive_policies_without_samples(comparison, tmp_path):
     assert (tmp_path / "report" / "toy-latency.png").is_file()
 
 
-@pytest.mark.parametrize(
-    ("name", "stem"), [("my scenario/1", "my-scenario-1"), ("..", "scenario"), ("a.b_c", "a.b_c")]
-)
+@pytest.mark.parametrize(("name", "stem"), [("my scenario/1", "my-scenario-1"), ("..", "scenario"), ("a.b_c", "a.b_c")])
 def test_file_names_stay_in_the_folder(name, stem):
     assert plots.file_stem(name) == stem

@@ -157,12 +157,12 @@ def test_sequences_that_outgrow_an_instance_alone_fail_and_the_others_go_on():
 
 def test_prompts_too_large_for_staging_or_for_decode_memory_are_refused_on_arrival():
     cluster = make_cluster(TIGHT, staging_bytes=500 * 1000, decode_bytes=800 * 1000)
-    smaller_decode = replace(
-        cluster, decode=(replace(cluster.decode[0], kv_bytes=300 * 1000),)
-    )
+    smaller_decode = replace(cluster, decode=(replace(cluster.decode[0], kv_bytes=300 * 1000),))
     arrivals = make_arrivals([0.0, 0.1, 0.2], [300, 301, 501], 1)
-    for where, expected in ((cluster, ["completed", "completed", "too_large"]),
-                            (smaller_decode, ["completed", "too_large", "too_large"])):
+    for where, expected in (
+        (cluster, ["completed", "completed", "too_large"]),
+        (smaller_decode, ["completed", "too_large", "too_large"]),
+    ):
         sim = finish(where, arrivals)
         assert [STATUSES[s] for s in sim.records["status"]] == expected
         assert sim.records["finish_s"][2] == 0.2

@@ -113,9 +113,7 @@ def test_table_fit_is_exact_on_its_knots():
 
 def test_piggyback_fit_by_hand_and_clipped():
     decode, prefill = np.array([0.01, 0.02]), np.array([0.03, 0.01])
-    assert fit_piggyback(decode, prefill, decode + prefill - 0.3 * np.minimum(decode, prefill))[
-        0
-    ] == pytest.approx(0.3)
+    assert fit_piggyback(decode, prefill, decode + prefill - 0.3 * np.minimum(decode, prefill))[0] == pytest.approx(0.3)
     assert fit_piggyback(decode, prefill, 1.1 * (decode + prefill))[0] == 0.0
     assert fit_piggyback(decode, prefill, 0.9 * np.maximum(decode, prefill))[0] == 1.0
 
@@ -201,8 +199,7 @@ def test_kv_slope_follows_the_kv_precision_and_the_rest_the_weights():
     )
     assert law.prefill.c_s[0] == rows["bf16"]["prefill"]["affine"]["c_s"]
     assert (
-        profile("llama-3.1-70b", "h100", 8, "fp8", kv="fp8").prefill.c_s[0]
-        == rows["fp8"]["prefill"]["affine"]["c_s"]
+        profile("llama-3.1-70b", "h100", 8, "fp8", kv="fp8").prefill.c_s[0] == rows["fp8"]["prefill"]["affine"]["c_s"]
     )
     # INT4 was never measured: half the bytes of FP8 at 0.8 of its kernel efficiency.
     assert law.decode.c_s[2] == pytest.approx(law.decode.c_s[1] * 0.5 / 0.8)
@@ -309,9 +306,7 @@ def test_replicated_latents_hold_the_kv_of_one_rank():
 
 
 def test_model_that_does_not_fit_says_what_to_do():
-    with pytest.raises(
-        InputError, match=r"llama-3.1-405b in bf16 needs 828 GB .* 8 × h100 hold 576 GB: raise .* fp8"
-    ):
+    with pytest.raises(InputError, match=r"llama-3.1-405b in bf16 needs 828 GB .* 8 × h100 hold 576 GB: raise .* fp8"):
         kv_capacity_bytes("llama-3.1-405b", "h100", 8, "bf16")
     with pytest.raises(InputError, match="raise tensor_parallel$"):
         kv_capacity_bytes("llama-3.1-405b", "h100", 4, "fp8")
@@ -345,9 +340,7 @@ def flat(value) -> list[float]:
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_affine_fits_agree_with_the_published_ones(fitting, shared_dir, phase):
-    linear, quadratic = (
-        ("b_ms_per_tok", "c_ms_per_tok2") if phase == "prefill" else ("b_ms_per_seq", "c_ms_per_tok")
-    )
+    linear, quadratic = ("b_ms_per_tok", "c_ms_per_tok2") if phase == "prefill" else ("b_ms_per_seq", "c_ms_per_tok")
     compared = 0
     for ref in table(shared_dir / "measured" / f"fit_{phase}.csv"):
         for row in catalog.profile_rows(fitting.GPUS[ref["system"]]):

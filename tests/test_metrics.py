@@ -34,11 +34,7 @@ def make_cluster(**changes) -> topology.Cluster:
         layers=2,
         kv_bytes_per_token=(10, 5, 2, 3),
         profiles=(topology.Profile(topology.StepLaw(), topology.StepLaw()),),
-        prefill=(
-            topology.PrefillInstance(
-                0, 4, 10_000, 10, 100, 8, usd_per_hour=36.0, busy_w=1000.0, idle_w=100.0
-            ),
-        ),
+        prefill=(topology.PrefillInstance(0, 4, 10_000, 10, 100, 8, usd_per_hour=36.0, busy_w=1000.0, idle_w=100.0),),
         decode=(topology.DecodeInstance(0, 2, 1000, 0, 8, usd_per_hour=18.0, busy_w=500.0, idle_w=50.0),),
         colocated=(),
         ports=(topology.Port("egress", 0, 100.0, 200.0), topology.Port("ingress", 0, 300.0, 400.0)),
@@ -120,9 +116,7 @@ def served(arrival_s: float, *, t_p: float, t_j: float, t_f: float, **more) -> d
     return {**row, **more}
 
 
-def run(
-    *rows: dict, cluster=None, scenario=None, start=None, end=None, until_s=None, window=(0.0, 10.0)
-) -> dict:
+def run(*rows: dict, cluster=None, scenario=None, start=None, end=None, until_s=None, window=(0.0, 10.0)) -> dict:
     cluster = cluster or make_cluster()
     arrivals, records = make_requests(*rows)
     first = int(np.searchsorted(arrivals["arrival_s"], window[0]))
@@ -311,9 +305,7 @@ def test_offered_kv_uses_the_chosen_wire_precision():
     assert run(*rows)["constraints"]["network"]["offered_bytes_per_s"] == (500 + 1000) / 10
 
 
-@pytest.mark.parametrize(
-    ("stalled", "cut", "conflict"), [(3.0, 90.0, True), (1.0, 90.0, False), (3.0, 200.0, False)]
-)
+@pytest.mark.parametrize(("stalled", "cut", "conflict"), [(3.0, 90.0, True), (1.0, 90.0, False), (3.0, 200.0, False)])
 def test_conflict_needs_demanded_prefill_and_a_full_network(stalled, cut, conflict):
     cluster = make_cluster()
     totals = instances({"active_s": 10.0, "billed_s": 10.0, "busy_s": 6.0, "stalled_s": stalled})
@@ -329,9 +321,7 @@ def test_conflict_needs_demanded_prefill_and_a_full_network(stalled, cut, confli
 def test_a_line_rate_above_the_operating_point_is_not_met():
     row = served(0.0, t_p=1.0, t_j=1.5, t_f=2.0)
     assert run(row, scenario=make_scenario(cut=80e9, line_cut=100e9))["constraints"]["network"]["met"] is True
-    assert (
-        run(row, scenario=make_scenario(cut=80e9, line_cut=101e9))["constraints"]["network"]["met"] is False
-    )
+    assert run(row, scenario=make_scenario(cut=80e9, line_cut=101e9))["constraints"]["network"]["met"] is False
 
 
 def test_near_conflict_when_transfer_is_more_than_half():

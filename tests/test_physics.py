@@ -9,6 +9,8 @@ import pytest
 from small import make_arrivals, make_cluster, make_profile, run_in_precision
 
 from pdenv import catalog
+from pdenv.sim import decisions
+from pdenv.sim.engine import Simulation
 from pdenv.topology import PRECISIONS, Cluster
 
 TOKENS = 131_072
@@ -75,13 +77,13 @@ def test_layer_wise_exposes_exactly_the_last_layer_of_the_last_chunk(chunk):
 
 def test_layer_wise_on_a_slow_link_hides_all_but_the_first_layer_of_prefill():
     """Production (1e-7 s a token: 3.3 TB/s) outruns the link, which is busy from the end of the first layer on."""
-    row, transfer_s = send(long_prompt_cluster(TOKENS, seconds_per_token=1e-7, layerwise=True))
+    _, transfer_s = send(long_prompt_cluster(TOKENS, seconds_per_token=1e-7, layerwise=True))
     prefill_s = TOKENS * 1e-7
     assert transfer_s == pytest.approx(BF16_BYTES / LINK - prefill_s * (1 - 1 / LAYERS), rel=1e-9)
 
 
 def test_layer_wise_backlog_is_caught_up_between_chunks_of_unequal_pace():
-    """Two chunks with a quadratic cost: 4 s at 10 GB/s of KV is too fast for 8 GB/s, the second one is slow.
+    """Two chunks with a quadratic cost: the first makes 10 GB/s of KV, too fast for 8 GB/s, the second is slow.
 
     80 GB of KV in two chunks of 40 GB, one layer in ten. First chunk (0 to 4 s): 36 GB appear from 0.4 to 4 s at
     10 GB/s, the link takes 8: 28.8 GB sent, 7.2 + 4 = 11.2 GB wait. Second chunk (4 to 16 s): nothing new until 5.2;
@@ -119,9 +121,7 @@ def test_flows_that_share_a_port_share_its_rate_max_min_fairly():
     Ports: egress 0 carries flows A, B (to 0) and C (to 1); ingress 0 carries A, B and D. All capacities are 3 GB/s, so
     every flow gets 1 GB/s until all end together after 1 s.
     """
-    cluster = make_cluster(
-        make_profile(), pairs=2, nic_bytes_per_s=3e9, kv=(10**6, 5 * 10**5, 25 * 10**4, 3 * 10**5)
-    )
+    cluster = make_cluster(make_profile(), pairs=2, nic_bytes_per_s=3e9, kv=(10**6, 5 * 10**5, 25 * 10**4, 3 * 10**5))
     rows = run_on_paths(cluster, [(0, 0), (0, 0), (0, 1), (1, 0)], tokens=[1000, 1000, 1000, 1000])
     np.testing.assert_allclose(rows["transfer_end_s"] - rows["flow_start_s"], 1.0, rtol=1e-4)
     # With D three times as long: it goes on alone, with 2 GB left at 3 GB/s, when the others have ended.
@@ -134,9 +134,6 @@ def test_flows_that_share_a_port_share_its_rate_max_min_fairly():
 
 
 def run_on_paths(cluster: Cluster, pairs: list[tuple[int, int]], tokens: list[int]) -> np.ndarray:
-    from pdenv.sim import decisions
-    from pdenv.sim.engine import Simulation
-
     sim = Simulation(cluster, make_arrivals([0.0] * len(pairs), tokens, 2), rule=None)
     for pair in pairs:
         assert sim.step()

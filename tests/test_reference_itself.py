@@ -61,9 +61,7 @@ class Told(Script):
         return dict(self.scaling).get(tick, (0, 0, 0))
 
 
-def cluster(
-    prefills: int = 1, decodes: int = 1, rate: float = 1e6, profile: Profile = FLAT, **changes: Any
-) -> Cluster:
+def cluster(prefills: int = 1, decodes: int = 1, rate: float = 1e6, profile: Profile = FLAT, **changes: Any) -> Cluster:
     """Instances with a NIC each of `rate` bytes/s, no latency, and room for everything."""
     ports = [Port(f"egress {p}", 0, rate, rate) for p in range(prefills)]
     ports += [Port(f"ingress {d}", 0, rate, rate) for d in range(decodes)]
@@ -77,8 +75,7 @@ def cluster(
         colocated=(),
         ports=tuple(ports),
         paths=tuple(
-            tuple(Path((p, prefills + d), 0.0, (0.0,) * 4, 0) for d in range(decodes))
-            for p in range(prefills)
+            tuple(Path((p, prefills + d), 0.0, (0.0,) * 4, 0) for d in range(decodes)) for p in range(prefills)
         ),
     )
     return replace(plain, **changes)
@@ -338,9 +335,7 @@ def test_colocated_mixed_iteration() -> None:
 
 def test_colocated_preemption_prefills_again() -> None:
     """A and B take 20 tokens in 30 ms; at 40 ms 24 tokens do not fit into 23: B leaves and comes back at 60 ms."""
-    rows = run(
-        _colocated(kv_bytes=23_000), requests((0.0, 10, 4), (0.0, 10, 4)), [("colocated", 0)] * 2
-    ).records
+    rows = run(_colocated(kv_bytes=23_000), requests((0.0, 10, 4), (0.0, 10, 4)), [("colocated", 0)] * 2).records
     assert rows["prefill_end_s"] == pytest.approx([0.03, 0.03])
     assert rows["preemptions"].tolist() == [0, 1]
     # A's iterations end at 40, 50, 60; B's 11 tokens again in 21 ms, then two iterations
@@ -367,9 +362,7 @@ def test_role_flip() -> None:
     assert result.totals["decode"]["billed_s"] == pytest.approx([0.2, 0.15])
     assert result.totals["decode"]["active_s"] == pytest.approx([0.2, 0.13])
     # the last ACTIVE one of a role stays
-    result = run(
-        cluster(scaling_interval_s=0.05), requests((0.19, 10, 2)), scaling=((1, (-1, -1, 0)),), until_s=0.2
-    )
+    result = run(cluster(scaling_interval_s=0.05), requests((0.19, 10, 2)), scaling=((1, (-1, -1, 0)),), until_s=0.2)
     assert result.totals["prefill"]["billed_s"] == pytest.approx([0.2])
 
 

@@ -36,9 +36,7 @@ def test_preset_gives_a_consistent_cluster(name):
     cluster = scenario.cluster()
     assert scenario.name == name
     assert len(cluster.paths) == len(cluster.prefill) == sum(g.count for g in scenario.prefill)
-    assert all(
-        len(row) == len(cluster.decode) == sum(g.count for g in scenario.decode) for row in cluster.paths
-    )
+    assert all(len(row) == len(cluster.decode) == sum(g.count for g in scenario.decode) for row in cluster.paths)
     for row in cluster.paths:
         for path in row:
             assert 2 <= len(path.ports) <= 5
@@ -111,9 +109,7 @@ def test_toy_by_hand():
 
 
 def test_a_string_override_is_read_as_yaml():
-    changed = load_scenario(
-        "toy", {"workload.rate_per_s": "3e0", "prefill.0.count": "4", "kv.mixed_store": "true"}
-    )
+    changed = load_scenario("toy", {"workload.rate_per_s": "3e0", "prefill.0.count": "4", "kv.mixed_store": "true"})
     assert changed.workload.rate_per_s == 3.0
     assert changed.prefill[0].count == 4
     assert changed.kv.mixed_store is True
@@ -121,9 +117,7 @@ def test_a_string_override_is_read_as_yaml():
 
 
 def test_override_of_one_default_tier_keeps_the_others():
-    changed = load_scenario(
-        "toy", {"quality.tiers.internal.share": 0.2, "quality.tiers.user-facing.share": 0.7}
-    )
+    changed = load_scenario("toy", {"quality.tiers.internal.share": 0.2, "quality.tiers.user-facing.share": 0.7})
     assert list(changed.quality.tiers) == ["internal", "user-facing", "high-value"]
     assert changed.quality.tiers["high-value"].precisions == ("bf16",)
 
@@ -169,9 +163,7 @@ def test_schema_names_every_section():
 
 
 def test_defaults_come_from_the_catalog():
-    scenario = load_scenario(
-        "operating-point", {"decode.0": {"count": 2, "gpu": "h100", "racks": ["a", "b"]}}
-    )
+    scenario = load_scenario("operating-point", {"decode.0": {"count": 2, "gpu": "h100", "racks": ["a", "b"]}})
     cluster = scenario.cluster()
     b200, h100 = catalog.gpu("b200"), catalog.gpu("h100")
     assert cluster.prefill[0].staging_bytes == latency.kv_capacity_bytes("llama-3.1-70b", "b200", 8, "fp8")
@@ -182,9 +174,7 @@ def test_defaults_come_from_the_catalog():
     assert egress.line_bytes_per_s == 8 * b200.nic_bytes_per_s
     assert egress.bytes_per_s == pytest.approx(0.75 * egress.line_bytes_per_s)
     assert cluster.ports[cluster.paths[0][0].ports[1]].line_bytes_per_s == 8 * h100.nic_bytes_per_s
-    assert cluster.profiles[cluster.decode[0].profile] == latency.profile(
-        "llama-3.1-70b", "h100", 8, "fp8", "bf16"
-    )
+    assert cluster.profiles[cluster.decode[0].profile] == latency.profile("llama-3.1-70b", "h100", 8, "fp8", "bf16")
 
 
 def test_groups_expand_in_order_with_the_first_ones_active():
@@ -203,9 +193,7 @@ def test_groups_expand_in_order_with_the_first_ones_active():
 
 def test_piggyback_of_a_group_replaces_the_profiles():
     group = {"gpu": "h100", "tensor_parallel": 8, "piggyback": 0.25}
-    scenario = load_scenario(
-        "operating-point", {"colocated": [{**group, "rack": "a"}], "scaling.gpu_budget": 64}
-    )
+    scenario = load_scenario("operating-point", {"colocated": [{**group, "rack": "a"}], "scaling.gpu_budget": 64})
     cluster = scenario.cluster()
     assert cluster.profiles[cluster.colocated[0].profile].piggyback == 0.25
     assert cluster.profiles[cluster.decode[0].profile].piggyback != 0.25
@@ -280,9 +268,7 @@ def test_paths_by_hand():
 
 def test_port_rates_by_hand():
     ports = {port.name: port for port in build(**PORTS).cluster().ports}
-    assert (
-        ports["prefill-0.nic_out"].bytes_per_s == 5e9 and ports["prefill-0.nic_out"].line_bytes_per_s == 10e9
-    )
+    assert ports["prefill-0.nic_out"].bytes_per_s == 5e9 and ports["prefill-0.nic_out"].line_bytes_per_s == 10e9
     assert ports["x.up"].bytes_per_s == 2e9 and "x.down" not in ports and "y.up" not in ports
     assert ports["spine"].bytes_per_s == 3.5e9
     h100, nvlink = catalog.gpu("h100"), catalog.link("nvlink")

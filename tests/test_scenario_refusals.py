@@ -125,9 +125,7 @@ IMPOSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"), IMPOSSIBLE, ids=[expected[:40] for _, expected in IMPOSSIBLE]
-)
+@pytest.mark.parametrize(("overrides", "expected"), IMPOSSIBLE, ids=[expected[:40] for _, expected in IMPOSSIBLE])
 def test_impossible_scenarios_are_refused(overrides, expected):
     assert expected in refusal(overrides)
 
@@ -137,10 +135,7 @@ def test_a_model_that_does_not_fit_its_gpus_is_refused():
         {"decode.0.tensor_parallel": 1, "decode.0.weights": "bf16", "decode.0.kv_bytes": "null"},
         "operating-point",
     )
-    assert (
-        "decode.0.tensor_parallel: model llama-3.1-70b in bf16 needs" in text
-        and "raise tensor_parallel" in text
-    )
+    assert "decode.0.tensor_parallel: model llama-3.1-70b in bf16 needs" in text and "raise tensor_parallel" in text
 
 
 @pytest.mark.parametrize(
@@ -177,9 +172,7 @@ def _numbers(tree: Any, place: str = "") -> list[str]:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), ".nan", "-.inf", "nan", "-1", "true"])
 def test_no_number_may_be_nan_infinite_negative_or_a_truth_value(value):
-    places = [
-        p for p in _numbers(yaml.safe_load(GOOD)) if value != "true" or not p.startswith(("w", "target"))
-    ]
+    places = [p for p in _numbers(yaml.safe_load(GOOD)) if value != "true" or not p.startswith(("w", "target"))]
     assert len(places) > 50
     for place in places:
         assert place.split(".")[0] in refusal({place: value}), place
@@ -239,15 +232,11 @@ def test_bad_files(tmp_path, text, expected):
 
 
 def test_an_unknown_scenario_names_the_nearest():
-    with pytest.raises(
-        InputError, match=r"unknown scenario 'operating-pint'; did you mean 'operating-point'\?"
-    ):
+    with pytest.raises(InputError, match=r"unknown scenario 'operating-pint'; did you mean 'operating-point'\?"):
         load_scenario("operating-pint")
 
 
-SETTINGS = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def only_input_error(path: str, overrides: dict[str, Any] | None = None) -> None:
@@ -270,9 +259,7 @@ def test_any_text_gives_a_scenario_or_an_input_error(tmp_path, text):
 def test_a_damaged_scenario_gives_a_scenario_or_an_input_error(tmp_path, data):
     start = data.draw(st.integers(0, len(GOOD)))
     end = data.draw(st.integers(start, min(len(GOOD), start + 12)))
-    junk = data.draw(
-        st.text(max_size=4) | st.sampled_from(["-1", "1e400", "[]", "{}", "null", "0", "x: ", "\n"])
-    )
+    junk = data.draw(st.text(max_size=4) | st.sampled_from(["-1", "1e400", "[]", "{}", "null", "0", "x: ", "\n"]))
     file = tmp_path / "damaged.yaml"
     file.write_text(GOOD[:start] + junk + GOOD[end:], encoding="utf-8", errors="replace")
     only_input_error(str(file))
@@ -284,9 +271,7 @@ TREES = st.recursive(
     lambda t: st.lists(t, max_size=3) | st.dictionaries(st.text(max_size=4), t, max_size=3),
     max_leaves=6,
 )
-KEYS = st.sampled_from(
-    [*_numbers(yaml.safe_load(GOOD)), *Scenario.model_fields, "workload.lengths", "prefill.0"]
-)
+KEYS = st.sampled_from([*_numbers(yaml.safe_load(GOOD)), *Scenario.model_fields, "workload.lengths", "prefill.0"])
 
 
 @SETTINGS

@@ -119,8 +119,9 @@ def test_layer_wise_run(tmp_path):
 
 
 def test_quantised_run(tmp_path):
-    """100 tokens in INT4 are 0.4 MB: 0.025 s on the link. Converting them at 80 MB/s before they are sent takes 0.005 s;
-    the decode instance stores INT4 and converts nothing.
+    """100 tokens in INT4 are 0.4 MB: 0.025 s on the link, and 0.005 s to convert them at 80 MB/s before they are sent.
+
+    The decode instance stores INT4 and converts nothing.
     """
     tiers = {"all": {"share": 1.0, "precisions": ["int4"]}}
     result = run(tmp_path, "round-robin", "0.00,100,3\n", **{"quality.tiers": tiers, "decode.0.store": "int4"})

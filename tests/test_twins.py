@@ -51,9 +51,7 @@ AIM = Objective(
 )
 
 PROFILES = (
-    Profile(
-        StepLaw(0.008, 3.1e-5, (9e-10, 0.0, 0.0, 0.0)), StepLaw(0.007, 9e-5, (6e-8, 4e-8, 3e-8, 3.2e-8)), 0.3
-    ),
+    Profile(StepLaw(0.008, 3.1e-5, (9e-10, 0.0, 0.0, 0.0)), StepLaw(0.007, 9e-5, (6e-8, 4e-8, 3e-8, 3.2e-8)), 0.3),
     Profile(
         StepLaw(c_s=(7e-10, 0.0, 0.0, 0.0), table_x=(64.0, 900.0, 5000.0), table_s=(0.011, 0.034, 0.17)),
         StepLaw(c_s=(5e-8, 4e-8, 3e-8, 3e-8), table_x=(1.0, 8.0, 48.0), table_s=(0.0081, 0.0087, 0.0133)),

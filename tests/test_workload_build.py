@@ -30,9 +30,7 @@ def prefill(profile: int = 0, **changes: Any) -> PrefillInstance:
     return PrefillInstance(profile=profile, gpus=8, **(numbers | changes))
 
 
-def cluster(
-    *instances: PrefillInstance, laws: tuple[StepLaw, ...] = (LAW, TWICE_AS_SLOW), **changes: Any
-) -> Cluster:
+def cluster(*instances: PrefillInstance, laws: tuple[StepLaw, ...] = (LAW, TWICE_AS_SLOW), **changes: Any) -> Cluster:
     return Cluster(
         layers=1,
         kv_bytes_per_token=(1, 1, 1, 1),
@@ -191,9 +189,9 @@ def test_another_rate_keeps_lengths_tiers_priorities_and_predictions():
 
 def test_another_length_law_or_predictor_keeps_the_rest():
     base = build(scenario(), seed=1).arrivals[:500]
-    fixed = build(
-        scenario({"lengths": {"kind": "fixed", "prompt_tokens": 9, "output_tokens": 9}}), seed=1
-    ).arrivals[:500]
+    fixed = build(scenario({"lengths": {"kind": "fixed", "prompt_tokens": 9, "output_tokens": 9}}), seed=1).arrivals[
+        :500
+    ]
     oracle = build(scenario({"predictor": {"kind": "oracle"}}), seed=1).arrivals[:500]
     for name in ("arrival_s", "tier"):
         assert np.array_equal(base[name], fixed[name])
@@ -303,9 +301,7 @@ def test_blocks_of_a_window_are_those_of_its_requests(tmp_path):
     made = scenario(window={"requests": 4, "drain_max_s": 0.0})
     load = build(made, trace=mooncake_trace(tmp_path), span="window", window=1)
     rows = load.arrivals
-    blocks = [
-        load.blocks[s : s + c].tolist() for s, c in zip(rows["block_start"], rows["block_count"], strict=True)
-    ]
+    blocks = [load.blocks[s : s + c].tolist() for s, c in zip(rows["block_start"], rows["block_count"], strict=True)]
     assert blocks == [[0, 37], [0, 38], [0, 39], [0, 40]]  # requests 36 to 39
 
 

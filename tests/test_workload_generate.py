@@ -105,9 +105,7 @@ def test_lognormal_lengths_have_their_median_spread_and_cap():
 
 
 def test_fixed_lengths():
-    prompts, outputs = draw_lengths(
-        FixedLengths(kind="fixed", prompt_tokens=7, output_tokens=3), 4, streams()
-    )
+    prompts, outputs = draw_lengths(FixedLengths(kind="fixed", prompt_tokens=7, output_tokens=3), 4, streams())
     assert prompts.tolist() == [7] * 4
     assert outputs.tolist() == [3] * 4
 
@@ -246,9 +244,7 @@ def test_configuration_is_frozen_and_described_with_units():
     window = WindowConfig(requests=5)
     with pytest.raises(ValidationError, match="frozen"):
         window.requests = 6
-    schemas = [
-        TypeAdapter(t).json_schema() for t in (LengthsConfig, WorkloadConfig, WindowConfig, TargetConfig)
-    ]
+    schemas = [TypeAdapter(t).json_schema() for t in (LengthsConfig, WorkloadConfig, WindowConfig, TargetConfig)]
     models = [m for s in schemas for m in (s, *s.get("$defs", {}).values()) if "properties" in m]
     fields = {name: field for model in models for name, field in model["properties"].items()}
     assert len(fields) >= 15

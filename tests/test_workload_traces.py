@@ -215,9 +215,7 @@ def test_a_file_without_requests_is_refused(tmp_path, content, words):
     assert str(caught.value).startswith(f"{path}: ")
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("absent.csv", "no such file"), (".", "directory"), ("x" * 300, "read")]
-)
+@pytest.mark.parametrize(("name", "words"), [("absent.csv", "no such file"), (".", "directory"), ("x" * 300, "read")])
 def test_a_path_that_is_no_file_is_refused(tmp_path, name, words):
     with pytest.raises(InputError, match=words) as caught:
         read_trace(tmp_path / name)
@@ -244,9 +242,7 @@ def test_random_bytes_are_read_or_refused(content):
     _reads_or_refuses(content)
 
 
-cells = st.sampled_from(
-    ["0", "5", "-1", "1e3", "nan", "", "٣", "1_0", " 7", GOOD, "{", "}", '"timestamp"', "\r", ":"]
-)
+cells = st.sampled_from(["0", "5", "-1", "1e3", "nan", "", "٣", "1_0", " 7", GOOD, "{", "}", '"timestamp"', "\r", ":"])
 headers = st.sampled_from([AZURE, PLAIN, mooncake((0, 5, 1, [0])).strip()])
 
 
@@ -263,8 +259,6 @@ json_values = st.recursive(
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    st.dictionaries(st.sampled_from(["timestamp", "input_length", "output_length", "hash_ids"]), json_values)
-)
+@given(st.dictionaries(st.sampled_from(["timestamp", "input_length", "output_length", "hash_ids"]), json_values))
 def test_odd_json_is_read_or_refused(row):
     _reads_or_refuses(json.dumps({"timestamp": 0, "input_length": 900, "output_length": 1, **row}).encode())

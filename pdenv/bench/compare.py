@@ -118,9 +118,7 @@ class Comparison:
         standings = []
         for policy in self.policies:
             runs = [run for run in self.runs if (run.scenario, run.policy) == (scenario, policy)]
-            intervals = {
-                name: mean_interval([_metrics(run.summary)[name] for run in runs]) for name in METRICS
-            }
+            intervals = {name: mean_interval([_metrics(run.summary)[name] for run in runs]) for name in METRICS}
             mean = {name: interval[0] for name, interval in intervals.items()}
             standings.append(Standing(policy, mean, {name: i[1] for name, i in intervals.items()}, runs))
         return sorted(standings, key=lambda s: math.inf if s.mean["cost"] is None else s.mean["cost"])
@@ -131,9 +129,7 @@ class Comparison:
         policies: dict[str, list[str]] = {}
         for run in self.runs:
             for line in run.summary["warnings"]:
-                kind = re.sub(
-                    r"\d[\d.e+-]*", "#", f"{run.scenario}: {line}"
-                )  # windows differ in numbers only
+                kind = re.sub(r"\d[\d.e+-]*", "#", f"{run.scenario}: {line}")  # windows differ in numbers only
                 first.setdefault(kind, f"{run.scenario}: {line}")
                 policies.setdefault(kind, []).append(run.policy)
         named = {kind: list(dict.fromkeys(who)) for kind, who in policies.items()}
@@ -261,9 +257,7 @@ def _loaded(scenarios: Sequence[Scenario | str] | Scenario | str) -> list[Scenar
     names = [s.name for s in loaded]
     for name in names:
         if names.count(name) > 1:
-            raise InputError(
-                f"two scenarios are named '{name}'; give them different names", where="scenarios"
-            )
+            raise InputError(f"two scenarios are named '{name}'; give them different names", where="scenarios")
     return loaded
 
 
@@ -306,9 +300,7 @@ def compare(
     runs = {0: _run(todo[0])}
     report(1, len(todo))
     rest = todo[1:]
-    finished = (
-        _run_parallel(rest, jobs) if jobs > 1 and rest else ((i, _run(job)) for i, job in enumerate(rest))
-    )
+    finished = _run_parallel(rest, jobs) if jobs > 1 and rest else ((i, _run(job)) for i, job in enumerate(rest))
     for i, run in finished:
         runs[i + 1] = run
         report(len(runs), len(todo))

@@ -80,9 +80,7 @@ def leaderboard_figure(standings: list[Standing], title: str) -> Figure:
         axes.barh(y, part, left=left, height=0.62, color=colour, label=label)
         left += part
     known = total[~np.isnan(total)]
-    limit = (
-        1.0 if known.size == 0 or known.max() == 0 else min(known.max(), LONGEST_BAR * max(known.min(), 1e-9))
-    )
+    limit = 1.0 if known.size == 0 or known.max() == 0 else min(known.max(), LONGEST_BAR * max(known.min(), 1e-9))
     axes.set_xlim(0, 1.22 * limit)
     for k, value in enumerate(total):
         if np.isnan(value):
@@ -97,9 +95,7 @@ def leaderboard_figure(standings: list[Standing], title: str) -> Figure:
     _plain(axes)
     _side_table(side, standings)
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower left", ncols=3, frameon=False, fontsize=9
-    )
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
@@ -114,9 +110,7 @@ def _side_table(axes: Axes, standings: list[Standing]) -> None:
             shown = number(None) if value is None else number(float(value * scale)) + unit
             if unit and value is not None:
                 shown = f"{value * scale:.1f}{unit}"
-            axes.text(
-                i + 0.95, k, shown, ha="right", va="center", fontsize=9, weight="bold" if k == 0 else "normal"
-            )
+            axes.text(i + 0.95, k, shown, ha="right", va="center", fontsize=9, weight="bold" if k == 0 else "normal")
 
 
 def _pooled(standing: Standing, name: str) -> np.ndarray:
@@ -167,9 +161,7 @@ def latency_figure(standings: list[Standing], title: str, policies: list[str]) -
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     handles, labels = axes_row[0].get_legend_handles_labels()
     if handles:
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False, fontsize=9
-        )
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False, fontsize=9)
     return figure
 
 

@@ -98,9 +98,7 @@ def _table(columns: list[Column], standings: list[Standing]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy", no_wrap=True, vertical="bottom")
     for column in columns:
-        table.add_column(
-            f"{_head(column)}\n{column.unit}".rstrip(), justify="right", no_wrap=True, vertical="bottom"
-        )
+        table.add_column(f"{_head(column)}\n{column.unit}".rstrip(), justify="right", no_wrap=True, vertical="bottom")
     for rank, standing in enumerate(standings):
         style = "bold" if rank == 0 else ""
         table.add_row(standing.policy, *(cell(standing, c) for c in columns), style=style)
@@ -202,9 +200,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 def print_summary(summary: dict[str, Any], console: Console) -> None:
     """One run: distributions, single numbers and constraints, each with its definition."""
     scale = "" if summary["rate_scale"] == 1.0 else f", arrivals × {summary['rate_scale']:.3g}"
-    title = (
-        f"{summary['policy']} on {summary['scenario']}: {summary['workload']}{scale}, seed {summary['seed']}"
-    )
+    title = f"{summary['policy']} on {summary['scenario']}: {summary['workload']}{scale}, seed {summary['seed']}"
     console.print(Text(title, style="bold"))
     spread = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     single = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -256,9 +252,7 @@ def markdown(comparison: Comparison, scenario: str, picture: str | None = None) 
     lines += ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * len(columns)]
     lines += ["| " + " | ".join([s.policy, *(cell(s, c) for c in columns)]) + " |" for s in standings]
     point, *constraints = operating_point(standings)
-    return "\n".join(
-        [*lines, "", point, *([""] if constraints else []), *(f"- {c}" for c in constraints), ""]
-    )
+    return "\n".join([*lines, "", point, *([""] if constraints else []), *(f"- {c}" for c in constraints), ""])
 
 
 def markdown_definitions() -> str:

@@ -111,7 +111,8 @@ def _audit_gpus(sim: Simulation) -> None:
     on = sum(int(rows["gpus"][rows["state"] != OFF].sum()) for rows in (views["prefill"], views["batch"]))
     _equal("GPUs on", int(h["gpus_on"]), on)
     cluster = sim.cluster
-    start = sum(it.gpus for it in (*cluster.prefill, *cluster.decode) if it.active)
+    start = sum(it.gpus for it in cluster.prefill if it.active)
+    start += sum(it.gpus for it in cluster.decode if it.active)
     start += sum(it.gpus for it in cluster.colocated)
     assert on <= max(int(h["gpu_budget"]), start), f"{on} GPUs are on, the budget is {h['gpu_budget']}"
 
@@ -289,7 +290,7 @@ def _audit_carried(sim: Simulation, on_wire: np.ndarray) -> None:
 
 def _audit_clocks(sim: Simulation) -> None:
     """Times of every request are in order, and nothing lies in the future."""
-    times = {name: sim.records[name] for name in sim.records.dtype.names if name.endswith("_s")}
+    times = {name: sim.records[name] for name in sim.records.dtype.names or () if name.endswith("_s")}
     times["arrival_s"] = sim.arrivals["arrival_s"]
     for before, after in ORDER:
         late = np.flatnonzero(times[before] > times[after] + TIE_S)  # NaN: never came

@@ -92,6 +92,13 @@ def kv_in_flight(S, b, t):
 
 
 @kernel
+def kv_at_most(S, b):
+    """An upper bound of `kv_in_flight` until the batch's next event, without looking for the iteration."""
+    it = batch(S, b)
+    return it.kv + it.growth * max(it.event_at - 1, 0) if it.doing == ITERATING else it.kv
+
+
+@kernel
 def set_doing(S, b, doing, t):
     """Change what the batch does, and count it as idle or not."""
     it = batch(S, b)
@@ -121,7 +128,9 @@ def limit_leap(S, b, t):
     it = batch(S, b)
     if it.doing != ITERATING or it.growth == 0:
         return
-    fits = max(1 + (it.capacity - it.reserved - it.kv) // it.growth, iterations_done(S, b, t) + 1)
+    fits = 1 + (it.capacity - it.reserved - it.kv) // it.growth
+    if fits < it.event_at:
+        fits = max(fits, iterations_done(S, b, t) + 1)
     if fits < it.event_at:
         it.event_at = fits
         schedule(S, batch_slot(S, b), boundary_t(S, b, fits))

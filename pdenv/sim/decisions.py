@@ -28,7 +28,7 @@ KIND_NAMES = {NO_DECISION: "none", ROUTE: "route", PAIR: "pair", SCALE: "scale"}
 
 
 def pending(sim: Simulation) -> str:
-    """"route", "pair", "scale" or "none"."""
+    """ "route", "pair", "scale" or "none"."""
     return KIND_NAMES[int(sim.block.header["pending"])]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pdenv.sim import lists
+from pdenv.sim.accounts import settle_reserved
 from pdenv.sim.batch import (
     extract_active,
     go_idle,
@@ -16,7 +17,6 @@ from pdenv.sim.layout import kernel
 from pdenv.sim.pool import drop_decode_load, end_request
 from pdenv.sim.receive import ask_pairing, count_revocation, revoke, unpair
 from pdenv.sim.records import FAILED_OOM
-from pdenv.sim.accounts import settle_reserved
 from pdenv.sim.state import (
     BOUNDARY,
     DRAINING,

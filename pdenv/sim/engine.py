@@ -88,7 +88,12 @@ class Simulation:
         h["random"] = np.uint64(seed % (1 << 64))
         h["ttft_limit_s"] = objective.ttft_limit_s
         h["tpot_limit_s"] = objective.tpot_limit_s
-        weights = (objective.ttft_step, objective.ttft_slope_per_s, objective.tpot_step, objective.tpot_slope_per_s)
+        weights = (
+            objective.ttft_step,
+            objective.ttft_slope_per_s,
+            objective.tpot_step,
+            objective.tpot_slope_per_s,
+        )
         h["cost_weight"][:7] = (*weights, objective.w_prefill, objective.w_transfer, objective.w_decode)
         if name is None:
             return

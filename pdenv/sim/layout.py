@@ -19,7 +19,12 @@ JIT = not numba_config.DISABLE_JIT
 
 #: All kernels: C semantics for division, no interpreter lock, no fast-math.
 kernel = njit(
-    error_model="numpy", nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, no_rewrites=True, _nrt=False
+    error_model="numpy",
+    nogil=True,
+    no_cpython_wrapper=True,
+    no_cfunc_wrapper=True,
+    no_rewrites=True,
+    _nrt=False,
 )
 
 

@@ -165,10 +165,8 @@ def any_decode_legal(S, r):
 
 @kernel
 def settle_scaling(S):
-    """Whether the scaling decision, if one is due, has been taken."""
+    """Whether the scaling decision that is due has been taken."""
     h = header(S)
-    if not h.tick_due:
-        return True
     if h.pending != SCALE:
         note_tick(S)
         h.act_scale_prefill = 0
@@ -263,10 +261,8 @@ def sort_kicked_prefills(S):
 
 @kernel
 def settle_prefills(S):
-    """Start steps on idle prefill instances, and on idle batches that got work from the gateway."""
+    """Start steps on idle prefill instances, in index order."""
     h = header(S)
-    settle_boundaries(S)
-    settle_grants(S)
     sort_kicked_prefills(S)
     for i in range(h.kicked_prefills):
         p = kicked_prefill(S, i).i
@@ -280,30 +276,39 @@ def settle(S):
     """Go on with the settle under way; whether it has ended (else a decision is pending or there is an error)."""
     h = header(S)
     if h.phase == SCALING:
-        if not settle_scaling(S):
+        if h.tick_due and not settle_scaling(S):
             return False
         h.phase = PAIRING
     if h.phase == PAIRING:
-        if not settle_pairing(S):
+        if queue(S, lists.PAIRING_QUEUE).head >= 0 and not settle_pairing(S):
             return False
         h.phase = BOUNDARIES
     if h.phase == BOUNDARIES:
-        settle_boundaries(S)
-        switch_off_drained(S, h.now)
+        if h.kicked_batches > 0:
+            settle_boundaries(S)
+        if h.draining > 0:
+            switch_off_drained(S, h.now)
         h.phase = PAIRING_AGAIN
     if h.phase == PAIRING_AGAIN:
-        if not settle_pairing(S):
+        if queue(S, lists.PAIRING_QUEUE).head >= 0 and not settle_pairing(S):
             return False
-        settle_grants(S)
+        if h.kicked_batches > 0:
+            settle_grants(S)
         h.phase = GATEWAY
     if h.phase == GATEWAY:
-        if not settle_gateway(S):
+        if queue(S, lists.GATEWAY_QUEUE).head >= 0 and not settle_gateway(S):
             return False
     if h.error != ERROR_NONE:
         return False
-    settle_prefills(S)
-    solve_flows(S, h.now)
-    reschedule_inbound(S)
+    if h.kicked_batches > 0:
+        settle_boundaries(S)
+        settle_grants(S)
+    if h.kicked_prefills > 0:
+        settle_prefills(S)
+    if h.dirty_flows > 0 or h.dirty_ports > 0:
+        solve_flows(S, h.now)
+    if h.changed_inbounds > 0:
+        reschedule_inbound(S)
     h.phase = EVENTS
     h.instant_t = np.nan
     h.visible = 0
@@ -349,4 +354,3 @@ def advance(S, until, measured_only):
         if not in_instant:
             h.instant_t = t
         process_event(S, i, t)
-

@@ -6,7 +6,7 @@ import numpy as np
 
 from pdenv.sim import lists
 from pdenv.sim.accounts import settle_batch_queue, settle_reserved
-from pdenv.sim.batch import kick_batch, kv_in_flight, limit_leap, release_reservation, wake_batch
+from pdenv.sim.batch import kick_batch, kv_at_most, kv_in_flight, limit_leap, release_reservation, wake_batch
 from pdenv.sim.layout import kernel
 from pdenv.sim.pool import drop_decode_load
 from pdenv.sim.state import (
@@ -70,14 +70,13 @@ def grant_in_order(S, d, t):
     h = header(S)
     q = lists.receive_queue(S, d)
     it = batch(S, d)
-    free = it.capacity - it.reserved - kv_in_flight(S, d, t)
     r = queue(S, q).head
     while r >= 0:
         after = request(S, r).link_next[LINK_DECODE]
         need = request(S, r).prompt * h.kv_bytes_per_token[request(S, r).store]
-        if need <= free:
+        free = it.capacity - it.reserved - need
+        if kv_at_most(S, d) <= free or kv_in_flight(S, d, t) <= free:
             grant(S, r, need, t)
-            free -= need
         elif not h.receive_bypass:
             break
         r = after

@@ -384,8 +384,6 @@ def decode_is_empty(S, d):
 def switch_off_drained(S, t):
     """Draining instances that hold nothing are OFF; flips warm their counterpart."""
     h = header(S)
-    if h.draining == 0:
-        return
     for p in range(h.n_prefill):
         it = prefill(S, p)
         if it.state == DRAINING and prefill_is_empty(S, p):
@@ -441,4 +439,3 @@ def control_tick(S, t):
     h.tick += 1
     h.tick_due = 1
     schedule(S, single_slot(S, CONTROL), (h.tick + 1) * h.scaling_interval_s)
-

@@ -8,7 +8,7 @@ from pdenv.sim import lists
 from pdenv.sim.accounts import settle_staging, settle_starved
 from pdenv.sim.events import schedule, transfer_slot
 from pdenv.sim.layout import kernel
-from pdenv.sim.maxmin import enter_ports, leave_ports, mark_flow, path_of, set_bound, solve
+from pdenv.sim.maxmin import enter_ports, leave_ports, path_of, set_bound, solve
 from pdenv.sim.state import (
     BACKLOG_GONE,
     FIRST_LAYER,
@@ -221,8 +221,6 @@ def apply_rate(S, r, t):
 def solve_flows(S, t):
     """Rates of all flows that may have changed, and their next events."""
     h = header(S)
-    if h.dirty_flows == 0 and h.dirty_ports == 0:
-        return
     if h.contention:
         for i in range(solve(S)):
             apply_rate(S, flow_list(S, i).i, t)

@@ -44,9 +44,7 @@ class View:
     prefill_state: tuple[int, ...]  # (P,) OFF, WARMING, ACTIVE or DRAINING of pdenv.sim.state
     decode_state: tuple[int, ...]  # (D,)
     port_bytes_per_s: tuple[float, ...]  # (ports,) achievable
-    port_flows: tuple[
-        int, ...
-    ]  # (ports,) transfers on each port, as of the last scrape where metrics are stale
+    port_flows: tuple[int, ...]  # (ports,) transfers on each port, as of the last scrape where metrics are stale
     prefill_busy: float  # share of the last control interval, in [0, 1]
     prefill_demanded: float  # busy or stalled, the same
     decode_memory: float  # share of the decode pool's KV memory in use at the last control tick
@@ -166,10 +164,7 @@ def see_request(sim: Simulation) -> RequestView:
         may_reject=not dispatched and bool(sim.block.header["allow_reject"]),
         precisions=precisions,
         prefills=() if dispatched else tuple(decisions.legal_prefills(sim)),
-        decodes={
-            q: tuple(decisions.legal_decodes(sim, q))
-            for q in ((int(it["wire"]),) if dispatched else precisions)
-        },
+        decodes={q: tuple(decisions.legal_decodes(sim, q)) for q in ((int(it["wire"]),) if dispatched else precisions)},
         colocated=() if dispatched else tuple(decisions.legal_colocated(sim)),
         prefill=int(it["p"]),
         wire=int(it["wire"]) if dispatched else -1,

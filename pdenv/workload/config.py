@@ -43,25 +43,17 @@ class LognormalLengths(_Frozen):
     kind: Literal["lognormal"] = Field(description="independent lognormal prompt and output lengths")
     prompt_median_tokens: MedianTokens = Field(description="median prompt, tokens")
     prompt_sigma: LogSigma = Field(description="standard deviation of ln(prompt tokens), dimensionless")
-    prompt_max_tokens: Tokens = Field(
-        default=131_072, description="longer prompts are cut to this length, tokens"
-    )
+    prompt_max_tokens: Tokens = Field(default=131_072, description="longer prompts are cut to this length, tokens")
     output_median_tokens: MedianTokens = Field(description="median output, tokens")
     output_sigma: LogSigma = Field(description="standard deviation of ln(output tokens), dimensionless")
-    output_max_tokens: Tokens = Field(
-        default=8_192, description="longer outputs are cut to this length, tokens"
-    )
+    output_max_tokens: Tokens = Field(default=8_192, description="longer outputs are cut to this length, tokens")
 
 
 class QuantileLengths(_Frozen):
     """Prompt and output drawn from the quantile tables of a public trace, with its rank correlation."""
 
-    kind: Literal["quantiles"] = Field(
-        description="lengths from the quantile tables fitted to a public trace"
-    )
-    table: str = Field(
-        description="fitted table (a name, no unit): azure-code, azure-conv, mooncake-conversation"
-    )
+    kind: Literal["quantiles"] = Field(description="lengths from the quantile tables fitted to a public trace")
+    table: str = Field(description="fitted table (a name, no unit): azure-code, azure-conv, mooncake-conversation")
 
     @field_validator("table")
     @classmethod
@@ -107,9 +99,7 @@ class PredictorConfig(_Frozen):
 class WorkloadConfig(_Frozen):
     """What arrives: Poisson arrivals with lengths from a law, or a recorded trace."""
 
-    kind: Literal["poisson", "trace"] = Field(
-        default="poisson", description="generated or recorded arrivals (no unit)"
-    )
+    kind: Literal["poisson", "trace"] = Field(default="poisson", description="generated or recorded arrivals (no unit)")
     rate_per_s: float | None = Field(
         default=None, gt=0.0, le=1e6, description="mean arrival rate of generated arrivals, requests/s"
     )
@@ -121,9 +111,7 @@ class WorkloadConfig(_Frozen):
         description="recorded arrivals (a file, no unit): Azure LLM inference CSV, Mooncake JSONL, or a CSV "
         "arrival_s,prompt_tokens,output_tokens",
     )
-    predictor: PredictorConfig = Field(
-        default_factory=PredictorConfig, description="output length predictor, tokens"
-    )
+    predictor: PredictorConfig = Field(default_factory=PredictorConfig, description="output length predictor, tokens")
     priority_shares: tuple[Annotated[float, Field(ge=0.0)], ...] = Field(
         default=(1.0,),
         min_length=1,
@@ -155,12 +143,8 @@ class WindowConfig(_Frozen):
     """
 
     requests: int | None = Field(default=None, ge=1, le=100_000_000, description="measured requests, a count")
-    duration_s: float | None = Field(
-        default=None, gt=0.0, le=1e8, description="length of the measured span, s"
-    )
-    warmup_s: float = Field(
-        default=0.0, ge=0.0, le=1e8, description="arrivals before this time are not measured, s"
-    )
+    duration_s: float | None = Field(default=None, gt=0.0, le=1e8, description="length of the measured span, s")
+    warmup_s: float = Field(default=0.0, ge=0.0, le=1e8, description="arrivals before this time are not measured, s")
     drain_max_s: float = Field(
         default=600.0,
         ge=0.0,

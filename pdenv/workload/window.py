@@ -96,9 +96,7 @@ def build(
     times = recorded.arrival_s / scale
     if span == "whole":
         if window:
-            message = (
-                f"a whole trace is one window, {window} (from 0) was asked for; cut it with span='window'"
-            )
+            message = f"a whole trace is one window, {window} (from 0) was asked for; cut it with span='window'"
             raise InputError(message, where=recorded.name)
         first, marked = 0, _whole_trace(times, scenario.window, recorded.name)
     else:
@@ -201,9 +199,7 @@ def _check_blocks(scenario: Scenario, trace: Trace, path: str | Path) -> None:
     if not trace.blocks.size:
         return
     cluster = scenario.cluster()
-    caches = [p.prefix_cache_blocks for p in cluster.prefill] + [
-        h.prefix_cache_blocks for h in cluster.colocated
-    ]
+    caches = [p.prefix_cache_blocks for p in cluster.prefill] + [h.prefix_cache_blocks for h in cluster.colocated]
     if any(caches) and cluster.block_tokens != MOONCAKE_BLOCK_TOKENS:
         message = f"its hashes are of {MOONCAKE_BLOCK_TOKENS}-token blocks, the scenario caches blocks of "
         message += f"{cluster.block_tokens}; set kv.block_tokens={MOONCAKE_BLOCK_TOKENS}"
@@ -227,9 +223,7 @@ def _whole_trace(times_s: np.ndarray, window: WindowConfig, name: str) -> Arriva
     return Arrivals(times_s, first, len(times_s), float(times_s[-1]))
 
 
-def _trace_window(
-    times_s: np.ndarray, window: WindowConfig, split: str, index: int, name: str
-) -> tuple[int, Arrivals]:
+def _trace_window(times_s: np.ndarray, window: WindowConfig, split: str, index: int, name: str) -> tuple[int, Arrivals]:
     """First request of window `index` of a split, and its arrivals counted from the window's start."""
     bounds = np.round(len(times_s) * np.cumsum((0.0, *SPLIT_SHARES))).astype(int)
     k = SPLITS.index(split)

@@ -50,7 +50,13 @@ RULES: dict[str, Rule] = {
         Rule("round-robin", ROUND_ROBIN, NO_SCALER, "each pool in turn"),
         Rule("least-requests", LEAST_REQUESTS, NO_SCALER, "fewest requests in each pool (JSQ)"),
         Rule("least-work", LEAST_WORK, NO_SCALER, "least predicted prefill seconds; fewest decode tokens"),
-        Rule("kv-aware", KV_AWARE, NO_SCALER, "long prompts follow the fastest links, short ones the room", _LONG),
+        Rule(
+            "kv-aware",
+            KV_AWARE,
+            NO_SCALER,
+            "long prompts follow the fastest links, short ones the room",
+            _LONG,
+        ),
         Rule("greedy", GREEDY, NO_SCALER, "least predicted cost over every pair and precision"),
         Rule("colocated", COLOCATED, NO_SCALER, "prefill and decode on one instance, least predicted work"),
         Rule(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from pdenv.sim.gateway import colocated_legal, decode_legal, precision_allowed, predicted_prefill_s, prefill_legal
+from pdenv.sim.gateway import (
+    colocated_legal,
+    decode_legal,
+    precision_allowed,
+    predicted_prefill_s,
+    prefill_legal,
+)
 from pdenv.sim.layout import kernel
 from pdenv.sim.state import (
     ACT_COLOCATED,
