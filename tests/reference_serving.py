@@ -116,7 +116,7 @@ class Serving(State):
     # ---- reservations
 
     def ask(self, r: Request, now: float | None = None) -> None:
-        """Join the receive queue (when a decode instance is known); with `now`, outside the grant step, it is served."""
+        """Join the receive queue (when a decode instance is known); with `now` (outside the grant step) be served."""
         r.asked = True
         if r in self.pairing:
             return

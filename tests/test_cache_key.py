@@ -23,7 +23,7 @@ from pdenv.sim.engine import Simulation
 
 sim = Simulation(make_cluster(make_profile(prefill_b_s=0.25)), make_arrivals([0.0], 4, 1), rule="round-robin")
 assert numba.config.CACHE_DIR == before
-predicted = compiled._cached({"predicted": gateway.predicted_prefill_s})["predicted"]
+predicted = compiled._cached({"predicted": gateway.predicted_prefill_s}, compiled.cache_folder())["predicted"]
 seconds = float(predicted(sim.block.handle(), 0, 4))
 hits = sum(predicted.stats.cache_hits.values())
 print(json.dumps({"seconds": seconds, "hits": hits, "setting_kept": numba.config.CACHE_DIR == before}))

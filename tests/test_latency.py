@@ -308,7 +308,7 @@ def test_replicated_latents_hold_the_kv_of_one_rank():
 def test_model_that_does_not_fit_says_what_to_do():
     with pytest.raises(InputError, match=r"llama-3.1-405b in bf16 needs 828 GB .* 8 × h100 hold 576 GB: raise .* fp8"):
         kv_capacity_bytes("llama-3.1-405b", "h100", 8, "bf16")
-    with pytest.raises(InputError, match="raise tensor_parallel$"):
+    with pytest.raises(InputError, match=r"raise tensor_parallel$"):
         kv_capacity_bytes("llama-3.1-405b", "h100", 4, "fp8")
     with pytest.raises(InputError, match="memory_fraction"):
         kv_capacity_bytes("llama-3.1-8b", "h100", 1, "fp8", 1.2)

@@ -117,7 +117,7 @@ IMPOSSIBLE = [
         {"profiles.toy.prefill": {"table_x": [2, 1], "table_s": [1, 1]}},
         "must be 0 or more and strictly increasing",
     ),
-    ({"profiles.toy.prefill": {"table_x": [1, 2], "table_s": [2, 1]}}, "table_s: must not decrease"),
+    ({"profiles.toy.prefill": {"table_x": [1, 2], "table_s": [0, 1]}}, "table_s: must be above 0 s"),
     (
         {"profiles.toy.prefill": {"table_x": [1, 2], "table_s": [1, 2], "a_s": 1}},
         "a table replaces a_s and b_s",

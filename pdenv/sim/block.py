@@ -18,7 +18,7 @@ from pdenv.sim.state import (
     PATH,
     PROFILE,
 )
-from pdenv.topology import Cluster, StepLaw
+from pdenv.topology import Cluster, ColocatedInstance, DecodeInstance, StepLaw
 
 
 class Block:
@@ -146,9 +146,14 @@ def path_rows(cluster: Cluster) -> np.ndarray:
     return rows
 
 
+def _batches(cluster: Cluster) -> list[DecodeInstance | ColocatedInstance]:
+    return [*cluster.decode, *cluster.colocated]
+
+
 def _cache_sizes(cluster: Cluster) -> list[tuple[int, int]]:
     """(blocks, hash cells) of each prefix cache: prefill instances, then co-located."""
-    blocks = [it.prefix_cache_blocks for it in (*cluster.prefill, *cluster.colocated)]
+    blocks = [it.prefix_cache_blocks for it in cluster.prefill]
+    blocks += [it.prefix_cache_blocks for it in cluster.colocated]
     return [(n, 1 << (2 * n).bit_length() if n else 0) for n in blocks]
 
 
@@ -158,7 +163,7 @@ def build_block(cluster: Cluster, external: dict[str, np.ndarray], pool: int) ->
     n_batches = n_decode + n_colocated
     n_loads = max(n_prefill + n_batches, 1)
     n_slots = events.count_slots(n_prefill, n_decode, n_colocated)
-    stride = max([it.max_batch for it in (*cluster.decode, *cluster.colocated)], default=1)
+    stride = max([it.max_batch for it in _batches(cluster)], default=1)
     caches = _cache_sizes(cluster)
     stale = cluster.scrape_interval_s > 0.0
     sizes = {
@@ -220,7 +225,8 @@ def _fill_header(block: Block, cluster: Cluster, stride: int, n_slots: int) -> N
         "flip_delay_s drain_max_s gpu_budget"
     ).split():
         h[name] = getattr(cluster, name)
-    h["gpus_on"] = sum(it.gpus for it in (*cluster.prefill, *cluster.decode) if it.active)
+    h["gpus_on"] = sum(it.gpus for it in cluster.prefill if it.active)
+    h["gpus_on"] += sum(it.gpus for it in cluster.decode if it.active)
     h["gpus_on"] += sum(it.gpus for it in cluster.colocated)
     h["idle_decodes"] = sum(it.active for it in cluster.decode)
     h["last_p"] = h["last_d"] = -1
@@ -259,12 +265,12 @@ def _fill_instances(block: Block, cluster: Cluster) -> None:
     batches = block.views["batch"]
     batches["restoring"] = -1
     batches["timer_t"] = np.inf
-    for row, it in zip(batches, (*cluster.decode, *cluster.colocated), strict=True):
-        row["capacity"] = it.kv_bytes
-        row["store"] = it.store_precision
-        row["max_batch"] = it.max_batch
-        row["profile"] = it.profile
-        row["gpus"] = it.gpus
+    for row, serving in zip(batches, _batches(cluster), strict=True):
+        row["capacity"] = serving.kv_bytes
+        row["store"] = serving.store_precision
+        row["max_batch"] = serving.max_batch
+        row["profile"] = serving.profile
+        row["gpus"] = serving.gpus
     for row, decode in zip(batches, cluster.decode, strict=False):
         row["state"] = ACTIVE if decode.active else OFF
         row["startup_s"] = decode.startup_s

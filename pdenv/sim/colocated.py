@@ -30,6 +30,7 @@ from pdenv.sim.state import (
     MIXED,
     QUEUED,
     STARTED,
+    UNPAIRED,
     batch,
     header,
     load,
@@ -68,6 +69,7 @@ def requeue(S, b, r, t):
     """A preempted or revoked sequence goes to the head of the prompts not started, to be prefilled (again)."""
     it = request(S, r)
     it.prefill_state = QUEUED
+    it.decode_state = UNPAIRED
     it.tokens = held_tokens(S, r)
     it.cached = 0
     it.done = 0

@@ -170,12 +170,12 @@ class Simulation:
         """What the run has accumulated until now."""
         h = self.block.header
         n_prefill, n_decode, n_colocated = int(h["n_prefill"]), int(h["n_decode"]), int(h["n_colocated"])
-        rows = np.zeros((n_prefill + n_decode + n_colocated, len(INSTANCE_TOTALS.names)))
+        filled = np.zeros((n_prefill + n_decode + n_colocated, INSTANCE_TOTALS.itemsize // 8))
         ports = np.zeros(int(h["n_ports"]))
         handle = self.block.handle()
-        self._kernels.instance_totals(handle, self.now, rows)
+        self._kernels.instance_totals(handle, self.now, filled)
         self._kernels.port_totals(handle, self.now, ports)
-        rows = rows.view(INSTANCE_TOTALS)[:, 0]
+        rows = filled.view(INSTANCE_TOTALS)[:, 0]
         return Totals(
             time_s=self.now,
             prefill=rows[:n_prefill],

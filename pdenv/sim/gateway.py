@@ -247,7 +247,7 @@ def deliver_next(S, t):
 def route_is_legal(S, r):
     h = header(S)
     if h.act_kind == ACT_HOLD:
-        return True
+        return may_hold(S, r)
     if h.act_kind == ACT_COLOCATED:
         return 0 <= h.act_h < h.n_colocated and colocated_legal(S, r, h.act_h)
     if h.act_kind != ACT_PAIR:

@@ -59,7 +59,7 @@ RECORD = np.dtype(
 def empty_records(n: int) -> np.ndarray:
     """`(n,)` records with all times NaN, all indices −1, status waiting."""
     rows = np.zeros(n, RECORD)
-    for name in RECORD.names:
+    for name in RECORD.names or ():
         if name.endswith("_s"):
             rows[name] = np.nan
     for name in ("prefill", "decode", "colocated", "wire_precision", "store_precision"):

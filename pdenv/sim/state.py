@@ -400,8 +400,11 @@ HEADER = _record(
 )
 
 
+_HEADER_OFFSETS = {name: field[1] for name, field in (HEADER.fields or {}).items()}
+
+
 def _accessor(name: str):
-    return accessor(name, KINDS[name], HEADER.fields[f"at_{name}"][1], name in EXTERNAL)
+    return accessor(name, KINDS[name], _HEADER_OFFSETS[f"at_{name}"], name in EXTERNAL)
 
 
 header = header_accessor(HEADER)
