@@ -22,7 +22,7 @@ TOY = ["toy", "--set", "window.requests=40"]
 
 
 def call(*arguments: str):
-    return CliRunner().invoke(cli.app, list(arguments))
+    return CliRunner().invoke(cli.app, list(arguments), env={"COLUMNS": None})
 
 
 def refused(*arguments: str) -> str:
