@@ -64,7 +64,7 @@ from pdenv.sim.state import (
     request,
     slot,
 )
-from pdenv.sim.transfer import earliest_inbound, flow_event, reschedule_inbound, solve_flows
+from pdenv.sim.transfer import flow_event, mark_inbound, reschedule_inbound, solve_flows
 
 QUIET_LIMIT = 1000  # ticks in a row in which nothing but ticks happens and nothing can
 
@@ -93,7 +93,8 @@ def transfer_event(S, d, t):
         if flow_event(S, r, max(due, t)):
             wake_batch(S, d, max(due, t))
         r = first_due_inbound(S, d, limit)
-    schedule(S, transfer_slot(S, d), earliest_inbound(S, d))
+    schedule(S, transfer_slot(S, d), np.inf)
+    mark_inbound(S, d)
 
 
 @kernel

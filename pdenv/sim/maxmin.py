@@ -10,7 +10,21 @@ from __future__ import annotations
 import numpy as np
 
 from pdenv.sim.layout import kernel
-from pdenv.sim.state import FLOWING, dirty_flow, dirty_port, flow_list, header, path, port, port_list, request
+from pdenv.sim.state import (
+    FLOWING,
+    LATE_EVENT,
+    LATE_RATE,
+    dirty_flow,
+    dirty_port,
+    flow_list,
+    header,
+    path,
+    port,
+    port_list,
+    request,
+)
+
+SHARING, NOT_BINDING = 1, 2  # Port.mark during a solve
 
 
 @kernel
@@ -30,26 +44,42 @@ def mark_port(S, k):
 
 
 @kernel
-def mark_flow(S, r):
+def mark_flow(S, r, why):
     it = request(S, r)
     if not it.dirty:
-        it.dirty = 1
         h = header(S)
         dirty_flow(S, h.dirty_flows).i = r
         h.dirty_flows += 1
+    it.dirty = max(it.dirty, why)
 
 
 @kernel
 def set_bound(S, r, bound):
     """The flow's rate can be at most `bound`, bytes/s."""
     it = request(S, r)
+    if bound == it.bound and it.rate > 0.0:
+        mark_flow(S, r, LATE_EVENT)
+        return
     way = path_of(S, r)
     for hop in range(way.hops):
         k = way.port[hop]
         port(S, k).bounds += bound - it.bound
         mark_port(S, k)
     it.bound = bound
-    mark_flow(S, r)
+    mark_flow(S, r, LATE_RATE)
+
+
+@kernel
+def raise_idle_bound(S, r, bound):
+    """Raise a bound that does not hold the flow down: no rate changes, but its ports may become binding."""
+    it = request(S, r)
+    way = path_of(S, r)
+    for hop in range(way.hops):
+        k = way.port[hop]
+        port(S, k).bounds += bound - it.bound
+        if is_binding(S, k):
+            port(S, k).was_binding = 1
+    it.bound = bound
 
 
 @kernel
@@ -115,14 +145,14 @@ def visit_flow(S, r, n_flows):
 
 @kernel
 def visit_port(S, k, n_ports):
+    """Put a port in `port_list`; whether it is binding, so that its flows are to be visited too."""
     it = port(S, k)
-    if it.mark == 0:
-        it.mark = 1
-        it.left = it.capacity
-        it.unfixed = it.flows
-        port_list(S, n_ports).i = k
-        n_ports += 1
-    return n_ports
+    binding = is_binding(S, k)
+    it.mark = SHARING if binding else NOT_BINDING
+    it.left = it.capacity
+    it.unfixed = it.flows if binding else 0
+    port_list(S, n_ports).i = k
+    return binding
 
 
 @kernel
@@ -137,13 +167,13 @@ def visit_flows_of(S, k, n_flows):
 
 @kernel
 def collect(S):
-    """Flows in `flow_list` and binding ports in `port_list` that what changed can reach; how many of each."""
+    """Flows in `flow_list` and their ports in `port_list` that what changed can reach; how many of each."""
     h = header(S)
     n_flows = np.int64(0)
     n_ports = np.int64(0)
     for i in range(h.dirty_flows):
         r = dirty_flow(S, i).i
-        if request(S, r).dirty and request(S, r).flow_state == FLOWING:
+        if request(S, r).dirty == LATE_RATE and request(S, r).flow_state == FLOWING:
             n_flows = visit_flow(S, r, n_flows)
     for i in range(h.dirty_ports):
         k = dirty_port(S, i).i
@@ -159,9 +189,10 @@ def collect(S):
         way = path_of(S, flow_list(S, i).i)
         for hop in range(way.hops):
             k = way.port[hop]
-            if is_binding(S, k) and port(S, k).mark == 0:
-                n_ports = visit_port(S, k, n_ports)
-                n_flows = visit_flows_of(S, k, n_flows)
+            if port(S, k).mark == 0:
+                if visit_port(S, k, n_ports):
+                    n_flows = visit_flows_of(S, k, n_flows)
+                n_ports += 1
         i += 1
     return n_flows, n_ports
 
@@ -175,7 +206,7 @@ def fix_rate(S, r, rate):
     way = path_of(S, r)
     for hop in range(way.hops):
         box = port(S, way.port[hop])
-        if box.mark:
+        if box.mark == SHARING:
             box.left -= rate
             box.unfixed -= 1
 

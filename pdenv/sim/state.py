@@ -28,6 +28,7 @@ LINK_FLOW = 3  # inbound flows of a decode instance
 AT_GATEWAY, IN_DELIVERY, QUEUED, STARTED, PREFILLED = range(5)
 UNPAIRED, PAIRED, RECEIVING, GRANTED, READY, ACTIVE_SEQ, PREEMPTED = range(7)
 NO_FLOW, FLOWING, TAIL, FLOW_ENDED = range(4)
+LATE_EVENT, LATE_RATE = 1, 2
 LAST_BYTE, BACKLOG_GONE, FIRST_LAYER, NOTHING = range(4)  # next event of a flow
 
 # Scaling states of an instance.
@@ -103,7 +104,7 @@ REQUEST = _record(
     ("flow_state", i4),
     ("backlog", i4),  # the flow has bytes available and unsent
     ("attempts", i4),  # times offered at the gateway
-    ("dirty", i4),  # the flow's bound or event needs an update
+    ("dirty", i4),  # the flow's next event (LATE_EVENT) or also its rate (LATE_RATE) is out of date
     ("mark", i4),  # solver
     ("fresh", i4),  # its next gap is counted on its own
     ("pairing", i4),  # in the pairing queue

@@ -8,7 +8,7 @@ from pdenv.sim import lists
 from pdenv.sim.accounts import settle_staging, settle_starved
 from pdenv.sim.events import schedule, transfer_slot
 from pdenv.sim.layout import kernel
-from pdenv.sim.maxmin import enter_ports, leave_ports, path_of, set_bound, solve
+from pdenv.sim.maxmin import enter_ports, leave_ports, path_of, raise_idle_bound, set_bound, solve
 from pdenv.sim.state import (
     BACKLOG_GONE,
     FIRST_LAYER,
@@ -16,6 +16,7 @@ from pdenv.sim.state import (
     FLOWING,
     GRANTED,
     LAST_BYTE,
+    LATE_EVENT,
     LINK_BATCH,
     LINK_FLOW,
     NO_FLOW,
@@ -212,7 +213,7 @@ def apply_rate(S, r, t):
     it.rate = it.next_rate
     if not it.backlog and it.prefill_state != PREFILLED and it.rate < producing(S, r, t):
         it.backlog = 1
-        refresh_bound(S, r, t)
+        raise_idle_bound(S, r, path_of(S, r).smallest)
     forecast(S, r)
     mark_inbound(S, it.d)
 
@@ -234,7 +235,11 @@ def solve_flows(S, t):
             if request(S, r).flow_state == FLOWING:
                 apply_rate(S, r, t)
     for i in range(h.dirty_flows):
-        request(S, dirty_flow(S, i).i).dirty = 0
+        r = dirty_flow(S, i).i
+        if request(S, r).dirty == LATE_EVENT and request(S, r).flow_state == FLOWING:
+            forecast(S, r)
+            mark_inbound(S, request(S, r).d)
+        request(S, r).dirty = 0
     h.dirty_flows = 0
 
 
