@@ -29,8 +29,7 @@ SHARING, NOT_BINDING = 1, 2  # Port.mark during a solve
 
 @kernel
 def path_of(S, r):
-    it = request(S, r)
-    return path(S, it.p * header(S).n_decode + it.d)
+    return path(S, request(S, r).way)
 
 
 @kernel
@@ -90,13 +89,13 @@ def enter_ports(S, r):
     for hop in range(way.hops):
         k = way.port[hop]
         box = port(S, k)
-        entry = r * 8 + hop
+        entry = (r << 3) + hop
         it.hop_next[hop] = -1
         it.hop_prev[hop] = box.tail
         if box.tail < 0:
             box.head = entry
         else:
-            request(S, box.tail // 8).hop_next[box.tail % 8] = entry
+            request(S, box.tail >> 3).hop_next[box.tail & 7] = entry
         box.tail = entry
         box.flows += 1
 
@@ -113,11 +112,11 @@ def leave_ports(S, r):
         if before < 0:
             box.head = after
         else:
-            request(S, before // 8).hop_next[before % 8] = after
+            request(S, before >> 3).hop_next[before & 7] = after
         if after < 0:
             box.tail = before
         else:
-            request(S, after // 8).hop_prev[after % 8] = before
+            request(S, after >> 3).hop_prev[after & 7] = before
         box.flows -= 1
         box.bounds -= it.bound
         if box.flows == 0:
@@ -159,9 +158,9 @@ def visit_port(S, k, n_ports):
 def visit_flows_of(S, k, n_flows):
     entry = port(S, k).head
     while entry >= 0:
-        r = entry // 8
+        r = entry >> 3
         n_flows = visit_flow(S, r, n_flows)
-        entry = request(S, r).hop_next[entry % 8]
+        entry = request(S, r).hop_next[entry & 7]
     return n_flows
 
 
@@ -250,10 +249,10 @@ def fix_bounded(S, n_left, share):
 def fix_flows_of(S, k, share):
     entry = port(S, k).head
     while entry >= 0:
-        r = entry // 8
+        r = entry >> 3
         if request(S, r).mark == 1:
             fix_rate(S, r, share)
-        entry = request(S, r).hop_next[entry % 8]
+        entry = request(S, r).hop_next[entry & 7]
 
 
 @kernel

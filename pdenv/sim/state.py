@@ -91,6 +91,7 @@ REQUEST = _record(
     ("link_prev", i4, (N_LINKS,)),
     ("hop_next", i4, (MAX_HOPS,)),  # port lists; an entry is request × 8 + hop
     ("hop_prev", i4, (MAX_HOPS,)),
+    ("way", i4),  # its flow's row of PATH
     ("p", i4),
     ("d", i4),  # decode instance
     ("b", i4),  # batch it is active, preempted or queued in (co-located: D + h)

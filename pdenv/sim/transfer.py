@@ -131,6 +131,7 @@ def refresh_bound(S, r, t):
 def start_flow(S, r, t):
     it = request(S, r)
     it.flow_state = FLOWING
+    it.way = it.p * header(S).n_decode + it.d
     it.sent = 0.0
     it.sent_t = t
     it.rate = 0.0
