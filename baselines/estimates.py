@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pdenv.sim.view import RequestView, View
-from pdenv.topology import Profile, StepLaw
+from pdenv.sim.view import Load, RequestView, View
+from pdenv.topology import ColocatedInstance, DecodeInstance, Profile, StepLaw
 
 SHORTEST_STEP_S = 1e-6
 
@@ -53,3 +53,27 @@ def exposed_transfer_seconds(view: View, request: RequestView, p: int, d: int, p
 def kv_share(view: View, d: int) -> float:
     """Share of a decode instance's KV memory that the prompts of its known requests take."""
     return view.decode[d].kv_bytes / view.cluster.decode[d].kv_bytes
+
+
+def iteration_seconds(
+    view: View, request: RequestView, instance: DecodeInstance | ColocatedInstance, load: Load
+) -> float:
+    """A decode iteration with the requests that the instance is known to have and this one."""
+    law = view.cluster.profiles[instance.profile].decode
+    store = instance.store_precision
+    tokens = load.kv_bytes // view.cluster.kv_bytes_per_token[store] + request.prompt_tokens
+    return base_seconds(law, min(load.requests + 1, instance.max_batch)) + law.c_s[store] * tokens
+
+
+def memory_wait_seconds(view: View, request: RequestView, d: int, decode_s: float) -> float:
+    """Wait for decode memory: what is over capacity, at the rate at which sequences leave."""
+    instance = view.cluster.decode[d]
+    prompt_bytes = request.prompt_tokens * view.cluster.kv_bytes_per_token[instance.store_precision]
+    over = (view.decode[d].kv_bytes + prompt_bytes) / instance.kv_bytes - 1.0
+    return over * request.predicted_tokens * decode_s if over > 0.0 else 0.0
+
+
+def arrival_seconds(view: View, request: RequestView, p: int, d: int, precision: int) -> float:
+    """From prefill end to a place in decode memory: the transfer and the wait for room."""
+    decode_s = iteration_seconds(view, request, view.cluster.decode[d], view.decode[d])
+    return transfer_seconds(view, request, p, d, precision) + memory_wait_seconds(view, request, d, decode_s)

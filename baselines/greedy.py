@@ -11,10 +11,9 @@ from baselines.common import (
     least_work_prefill,
     pair_or_else,
 )
-from baselines.estimates import base_seconds, exposed_transfer_seconds, prefill_seconds
+from baselines.estimates import exposed_transfer_seconds, iteration_seconds, memory_wait_seconds, prefill_seconds
 from baselines.kv_aware import nearest_decode
-from pdenv.sim.view import WAIT, Kind, Load, RequestView, Route, View
-from pdenv.topology import ColocatedInstance, DecodeInstance
+from pdenv.sim.view import WAIT, Kind, RequestView, Route, View
 
 
 class Greedy(FixedPools):
@@ -74,24 +73,6 @@ def colocated_cost(view: View, request: RequestView, c: int) -> float:
     ttft_s = load.work_s + prefill_seconds(view.cluster.profiles[instance.profile], request.prompt_tokens)
     slowed_s = decode_s + ttft_s / max(request.predicted_tokens, 1)
     return aim.w_prefill * ttft_s + aim.w_decode * slowed_s + sla_cost(view, ttft_s, slowed_s)
-
-
-def iteration_seconds(
-    view: View, request: RequestView, instance: DecodeInstance | ColocatedInstance, load: Load
-) -> float:
-    """A decode iteration with the requests that the instance is known to have and this one."""
-    law = view.cluster.profiles[instance.profile].decode
-    store = instance.store_precision
-    tokens = load.kv_bytes // view.cluster.kv_bytes_per_token[store] + request.prompt_tokens
-    return base_seconds(law, min(load.requests + 1, instance.max_batch)) + law.c_s[store] * tokens
-
-
-def memory_wait_seconds(view: View, request: RequestView, d: int, decode_s: float) -> float:
-    """Wait for decode memory: what is over capacity, at the rate at which sequences leave."""
-    instance = view.cluster.decode[d]
-    prompt_bytes = request.prompt_tokens * view.cluster.kv_bytes_per_token[instance.store_precision]
-    over = (view.decode[d].kv_bytes + prompt_bytes) / instance.kv_bytes - 1.0
-    return over * request.predicted_tokens * decode_s if over > 0.0 else 0.0
 
 
 def sla_cost(view: View, ttft_s: float, tpot_s: float) -> float:

@@ -11,7 +11,7 @@ from baselines.common import (
     least_work_prefill,
     pair_or_else,
 )
-from baselines.estimates import kv_share, transfer_seconds
+from baselines.estimates import arrival_seconds, kv_share
 from pdenv.sim.view import RequestView, Route, View
 
 
@@ -22,13 +22,13 @@ class KvAwarePairing:
         self.long_tokens = long_tokens
 
     def pair(self, view: View, request: RequestView, precision: int) -> tuple[int | None, int | None]:
-        """(prefill, decode) for a new request: if long, the pair that is soonest, else the least loaded."""
+        """(prefill, decode) for a new request: if long, the pair that it joins soonest, else the least loaded."""
         if chooses_decode_later(view) or request.prompt_tokens < self.long_tokens:
             return least_work_prefill(view, request), emptiest_decode(view, request, precision)
 
         def arrives_s(pair: tuple[int, int]) -> float:
             p, d = pair
-            return view.prefill[p].work_s + transfer_seconds(view, request, p, d, precision)
+            return view.prefill[p].work_s + arrival_seconds(view, request, p, d, precision)
 
         pairs = product(request.prefills, request.decodes[precision])
         return min(pairs, key=arrives_s, default=(None, None))
@@ -48,19 +48,20 @@ def emptiest_decode(view: View, request: RequestView, precision: int) -> int | N
 
 
 def nearest_decode(view: View, request: RequestView) -> int:
-    """The decode instance with the shortest transfer from the prefill instance; of equals, the emptiest."""
+    """The decode instance that the KV reaches soonest; of equals, the emptiest."""
     p, precision = request.prefill, request.wire
     return min(
         request.decodes[precision],
-        key=lambda d: (transfer_seconds(view, request, p, d, precision), kv_share(view, d)),
+        key=lambda d: (arrival_seconds(view, request, p, d, precision), kv_share(view, d)),
     )
 
 
 class KvAware(FixedPools):
     """KV-aware pairing of least-loaded instances, in the finest precision that the tier allows.
 
-    A long prompt's KV is large, so for it the link decides: least sum of prefill work ahead of it and
-    transfer time, over all pairs. A short one may cross racks: least-loaded prefill, emptiest decode.
+    A long prompt's KV is large, so for it the link decides: least sum of prefill work ahead of it,
+    transfer time and expected wait for decode memory, over all pairs. A short one may cross racks:
+    least-loaded prefill, emptiest decode.
     Dynamo's topology-aware KV transfer binds or biases the decode choice to the prefill instance's domain.
 
     Args:

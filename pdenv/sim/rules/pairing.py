@@ -50,13 +50,29 @@ def emptiest_decode(S, r, q):
 
 
 @kernel
+def memory_wait_s(S, r, d, decode_s):
+    """Estimated wait for decode memory: what is over capacity, at the rate at which sequences leave."""
+    h = header(S)
+    box = batch(S, d)
+    need = seen_batch(S, d).kv_bytes + request(S, r).prompt * h.kv_bytes_per_token[box.store]
+    over = need / box.capacity - 1.0
+    return over * request(S, r).predicted * decode_s if over > 0.0 else 0.0
+
+
+@kernel
+def arrival_estimate_s(S, r, p, d, q):
+    """Estimated time from prefill end to a place in decode memory: the transfer and the wait for room."""
+    return path_seconds(S, r, p, d, q) + memory_wait_s(S, r, d, iteration_estimate_s(S, d, r))
+
+
+@kernel
 def nearest_decode(S, r, p, q):
-    """The legal decode instance with the shortest estimated transfer from p; ties: emptiest, then first."""
+    """The legal decode instance that KV from p reaches soonest; ties: emptiest, then first."""
     best = np.int64(-1)
     least = np.inf
     for d in range(header(S).n_decode):
         if decode_legal(S, r, d, q):
-            t = path_seconds(S, r, p, d, q)
+            t = arrival_estimate_s(S, r, p, d, q)
             if best < 0 or t < least or (t == least and kv_share(S, d) < kv_share(S, best)):
                 best = d
                 least = t
@@ -73,7 +89,7 @@ def kv_aware_decode(S, r, p, q):
 
 @kernel
 def kv_aware_pair(S, r, q):
-    """Best (p, d): for long prompts the least sum of predicted prefill wait and transfer time."""
+    """Best (p, d): for long prompts the least sum of predicted prefill wait, transfer and wait for room."""
     h = header(S)
     if h.bind_at_prefill_end or request(S, r).prompt < h.parameter[LONG_TOKENS]:
         return least_work_prefill(S, r), emptiest_decode(S, r, q)
@@ -85,7 +101,7 @@ def kv_aware_pair(S, r, q):
             continue
         for d in range(h.n_decode):
             if decode_legal(S, r, d, q):
-                t = seen_prefill(S, p).work_s + path_seconds(S, r, p, d, q)
+                t = seen_prefill(S, p).work_s + arrival_estimate_s(S, r, p, d, q)
                 if t < least:
                     best_p = p
                     best_d = d
@@ -121,16 +137,6 @@ def late_cost(S, ttft, tpot):
     if tpot > h.tpot_limit_s:
         cost += h.cost_weight[TPOT_STEP] + h.cost_weight[TPOT_SLOPE] * (tpot - h.tpot_limit_s)
     return cost
-
-
-@kernel
-def memory_wait_s(S, r, d, decode_s):
-    """Estimated wait for decode memory: what is over capacity, at the rate at which sequences leave."""
-    h = header(S)
-    box = batch(S, d)
-    need = seen_batch(S, d).kv_bytes + request(S, r).prompt * h.kv_bytes_per_token[box.store]
-    over = need / box.capacity - 1.0
-    return over * request(S, r).predicted * decode_s if over > 0.0 else 0.0
 
 
 @kernel
