@@ -73,9 +73,11 @@ class Load:
 # ---- loads ----------------------------------------------------------------------------------------------
 
 
-def uniform(pairs: int, overlap: str, spine_load: float | None, requests: int, **network: Any) -> Scenario:
-    """`pairs` + `pairs` equal instances at 8 requests/s a pair; BF16 KV loads the spine to `spine_load`."""
-    rate_per_s = 8.0 * pairs
+def uniform(
+    pairs: int, overlap: str, spine_load: float | None, requests: int, rate_a_pair: float = 8.0, **network: Any
+) -> Scenario:
+    """`pairs` + `pairs` equal instances, by default at 8 requests/s a pair; BF16 KV loads the spine to `spine_load`."""
+    rate_per_s = rate_a_pair * pairs
     racks: tuple[str | None, str | None] = (None, None)
     if spine_load is not None:
         kv_bytes_per_s = rate_per_s * PROMPT_TOKENS * catalog.model(MODEL).kv_bytes_per_token[0]
@@ -133,6 +135,9 @@ def loads() -> list[Load]:
         Load(f"operating-point-{policy}", f"operating-point, layer-wise, {policy}", operating_point, 500_000, policy)
         for policy in ("least-requests", "three-part")
     ]
+    busy = partial(uniform, 5, "layer_wise", 0.85, rate_a_pair=20.0)
+    title = "5 + 5 at 100/s, prefill about 0.8 busy, spine loaded to 0.85, layer-wise"
+    at_point.append(Load("5+5-busy-layer-wise", title, busy, 500_000))
     return [*rows[:4], *at_point, *rows[4:]]
 
 

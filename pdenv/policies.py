@@ -9,8 +9,10 @@ A package joins by naming a class in the entry-point group `pdenv.policies`:
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -50,6 +52,41 @@ def policy_names() -> tuple[str, ...]:
     return (*RULES, *sorted(set(_offered()) - set(RULES)))
 
 
+def check_policy(name: str) -> None:
+    """Raise InputError, with the nearest valid name, for a policy that does not exist."""
+    if name not in policy_names():
+        raise InputError(f"unknown policy '{name}'{nearest(name, policy_names())}", where="policy")
+
+
+def describe(name: str) -> tuple[str, dict[str, float]]:
+    """What a policy does in one line, and its parameters with their defaults.
+
+    Raises:
+        InputError: a policy in Python that cannot be loaded.
+    """
+    if name in RULES:
+        rule = RULES[name]
+        return rule.summary, {key: default for key, (_, default) in rule.parameters.items()}
+    made_by = _load(name)
+    defaults = {key: p.default for key, p in inspect.signature(made_by).parameters.items() if key != "seed"}
+    return (inspect.getdoc(made_by) or "").partition("\n")[0], defaults
+
+
+def parameters_of_each(policies: list[str], parameters: dict[str, float]) -> dict[str, dict[str, float]]:
+    """The parameters that each policy has, of those given for all of them.
+
+    Raises:
+        InputError: a parameter that none of the policies has, or a policy that cannot be loaded.
+    """
+    known = {name: describe(name)[1] for name in policies}
+    for key in parameters:
+        if not any(key in own for own in known.values()):
+            every = {other for own in known.values() for other in own}
+            hint = nearest(key, every) if every else "; they have none"
+            raise InputError(f"no parameter '{key}' in {', '.join(policies)}{hint}", where="params")
+    return {name: {k: v for k, v in parameters.items() if k in own} for name, own in known.items()}
+
+
 def load_policy(name: str, parameters: dict[str, float] | None = None, seed: int = 0) -> Policy:
     """An instance of the Python policy that a package offers under `name`.
 
@@ -61,13 +98,7 @@ def load_policy(name: str, parameters: dict[str, float] | None = None, seed: int
     Raises:
         InputError: unknown policy or parameter, or the policy cannot be imported.
     """
-    offered = _offered()
-    if name not in offered:
-        raise InputError(f"no package offers a policy '{name}' in Python{nearest(name, offered)}", where="policy")
-    try:
-        made_by = offered[name].load()
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"cannot load {offered[name].value}: {error}", where=f"policy '{name}'") from error
+    made_by = _load(name)
     accepted = inspect.signature(made_by).parameters
     arguments: dict[str, float] = dict(parameters or {})
     for key in arguments:
@@ -75,31 +106,71 @@ def load_policy(name: str, parameters: dict[str, float] | None = None, seed: int
             raise InputError(f"no parameter '{key}'{nearest(key, accepted)}", where=f"policy '{name}'")
     if "seed" in accepted:
         arguments.setdefault("seed", seed)
-    policy: Policy = made_by(**arguments)
+    with _failures_named(name, "when it is made"):
+        policy: Policy = made_by(**arguments)
+    check_object(policy)
     return policy
 
 
-def drive(sim: Simulation, policy: Policy, until_s: float = np.inf) -> bool:
-    """Run a `Simulation(rule=None)` up to `until_s` with a policy in Python; True if every request has ended.
+def _load(name: str) -> Any:
+    """The class that a package offers under `name`."""
+    offered = _offered()
+    if name not in offered:
+        raise InputError(f"no package offers a policy '{name}' in Python{nearest(name, offered)}", where="policy")
+    try:
+        return offered[name].load()
+    except Exception as error:  # whatever somebody else's module does when it is imported
+        raise InputError(f"cannot load {offered[name].value}: {error}", where=f"policy '{name}'") from error
+
+
+def check_object(policy: Any) -> None:
+    """Raise InputError unless this can be asked as a `Policy`."""
+    if isinstance(policy, type):
+        raise InputError(f"{policy.__name__} is a class; give an instance, {policy.__name__}()", where="policy")
+    missing = [part for part in ("name", "route", "pair", "scale") if not hasattr(policy, part)]
+    if missing:
+        message = f"has no {' and no '.join(missing)}; see pdenv.policies.Policy"
+        raise InputError(message, where=f"policy {type(policy).__name__}")
+
+
+@contextmanager
+def _failures_named(name: str, asked: str) -> Iterator[None]:
+    """What goes wrong inside a policy, as one line that names it and what it was asked."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        message = f"fails {asked}: {type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(message, where=f"policy '{name}'") from error
+
+
+def drive(sim: Simulation, policy: Policy, until_s: float = np.inf, measured_only: bool = False) -> bool:
+    """Run a `Simulation(rule=None)` up to `until_s` with a policy in Python.
+
+    Args:
+        measured_only: stop when the requests of `sim.measure` have ended, not only when all have.
+
+    Returns:
+        Whether they have ended.
 
     Raises:
-        InputError: the policy's answer is not legal.
+        InputError: the policy fails, or its answer is not legal.
     """
-    while sim.step(until_s):
+    answer = {"scale": _answer_scale, "pair": _answer_pair, "route": _answer_route}
+    while sim.step(until_s, measured_only):
         kind = decisions.pending(sim)
-        if kind == "scale":
-            decisions.scale(sim, *_checked_scale(policy, policy.scale(see(sim))))
-        elif kind == "pair":
-            _answer_pair(sim, policy)
-        else:
-            _answer_route(sim, policy)
-    return int(sim.block.header["ended"]) == int(sim.block.header["n_arrivals"])
+        with _failures_named(policy.name, f"in {kind} at {sim.now:g} s"):
+            answer[kind](sim, policy)
+    h = sim.block.header
+    return bool(h["measured_left"] == 0) if measured_only else bool(h["ended"] == h["n_arrivals"])
 
 
-def _checked_scale(policy: Policy, scale: Scale) -> Scale:
+def _answer_scale(sim: Simulation, policy: Policy) -> None:
+    scale = policy.scale(see(sim))
     if scale.prefill not in (-1, 0, 1) or scale.decode not in (-1, 0, 1) or scale.flip not in (0, 1, 2):
         raise InputError(f"{scale}: deltas are −1, 0 or 1, flips 0, 1 or 2", where=f"policy '{policy.name}'")
-    return scale
+    decisions.scale(sim, *scale)
 
 
 def _answer_pair(sim: Simulation, policy: Policy) -> None:

@@ -241,8 +241,14 @@ def spied(name: str, rule: str) -> tuple[Spy, np.ndarray]:
 
 @pytest.mark.parametrize("name", ["tight", "stale-tight"])
 def test_full_receive_queues_make_three_part_hold(name: str):
-    spy, _ = spied(name, "three-part")
-    assert spy.kinds["hold"] > 20
+    spy = Spy(TWINS["three-part"](receive_limit=1.0))
+    twin = twin_run(name, spy)
+    assert spy.kinds["hold"] > 100
+    compiled = Simulation(
+        CLUSTERS[name], arrivals(name), rule="three-part", parameters={"receive_limit": 1.0}, objective=AIM
+    )
+    compiled.run()
+    assert differing_fields(compiled, twin) == {}
 
 
 def test_elastic_run_scales_both_pools_up_and_down():

@@ -120,15 +120,19 @@ class Simulation:
 
     def run_measured(self, first: int, last: int, deadline_s: float) -> bool:
         """Run until requests first..last−1 have ended, or to the deadline; True if they have."""
+        self.measure(first, last)
+        return self._advance(deadline_s, True) == RETURN_DONE
+
+    def measure(self, first: int, last: int) -> None:
+        """Say that requests first..last−1 are those that a run with `measured_only` waits for."""
         h = self.block.header
         h["measured_from"], h["measured_to"] = first, last
         ended = np.count_nonzero(self.records["status"][first:last] != records.WAITING)
         h["measured_left"] = last - first - ended
-        return self._advance(deadline_s, True) == RETURN_DONE
 
-    def step(self, until_s: float = np.inf) -> bool:
-        """Run to the next decision from outside (True), or to the end or `until_s` (False)."""
-        return self._advance(until_s, False) == RETURN_DECISION
+    def step(self, until_s: float = np.inf, measured_only: bool = False) -> bool:
+        """Run to the next decision from outside (True), or to `until_s` or the end of all that counts (False)."""
+        return self._advance(until_s, measured_only) == RETURN_DECISION
 
     def _advance(self, until_s: float, measured_only: bool) -> int:
         advance = self._kernels.advance
