@@ -369,8 +369,3 @@ def reach_boundary(S, b):
     set_doing(S, b, BOUNDARY, it.anchor_t)
     schedule(S, batch_slot(S, b), np.inf)
     kick_batch(S, b)
-
-
-@kernel
-def is_empty_list(S, q):
-    return queue(S, q).head < 0

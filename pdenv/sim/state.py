@@ -48,7 +48,7 @@ EVENTS, SCALING, PAIRING, BOUNDARIES, PAIRING_AGAIN, GATEWAY = range(6)
 RETURN_TIME, RETURN_DECISION, RETURN_DONE, RETURN_GROW, RETURN_ERROR = range(5)
 
 # Header.error
-ERROR_NONE, ERROR_ILLEGAL_ACTION, ERROR_INTERNAL = range(3)
+ERROR_NONE, ERROR_ILLEGAL_ACTION = range(2)
 
 #: Iteration boundaries admit what is ready this much later; events this close form one instant.
 TIE_S = 1e-9
@@ -185,7 +185,6 @@ BATCH = _record(
     ("state_since", f8),
     ("reserved_since", f8),
     ("queue_since", f8),
-    ("idle_since", f8),
     ("busy_s", f8),
     ("active_s", f8),
     ("billed_s", f8),
@@ -303,7 +302,6 @@ HEADER = _record(
     ("pending", i8),  # decision asked for
     ("pending_request", i8),
     ("error", i8),
-    ("error_where", i8),
     # sizes
     ("n_prefill", i8),
     ("n_decode", i8),
@@ -380,7 +378,6 @@ HEADER = _record(
     ("tick_prefill_busy", f8),  # over the last control interval
     ("tick_prefill_demanded", f8),
     ("tick_decode_memory", f8),  # at the tick
-    ("tick_t", f8),
     ("scale_quiet", i8),  # ticks since the last scaling action
     # accounts
     ("arrived", i8),
