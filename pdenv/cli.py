@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pdenv import atomic
+from pdenv import __version__, atomic
 from pdenv.definitions import DEFINITIONS
 from pdenv.errors import InputError
 
@@ -30,6 +30,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"pdenv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _pdenv(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Simulate and compare schedulers of a prefill/decode disaggregated LLM serving cluster."""
+
+
 scenario_app = typer.Typer(help="List, show and check scenarios.", no_args_is_help=True)
 app.add_typer(scenario_app, name="scenario")
 
@@ -69,14 +86,31 @@ def _rate_scale(text: str) -> float | str:
 
 
 def _overrides(pairs: list[str]) -> dict[str, Any]:
-    """`key=value` options; the scenario reads values as YAML."""
-    overrides = {}
+    """`--set key=value`; the scenario reads values as YAML."""
+    return _pairs(pairs, "--set", "workload.rate_per_s=3")
+
+
+def _params(pairs: list[str]) -> dict[str, float]:
+    """`--param name=value`; values are numbers."""
+    params = {}
+    for name, text in _pairs(pairs, "--param", "long_tokens=8192").items():
+        try:
+            params[name] = float(text)
+        except ValueError:
+            params[name] = math.nan
+        if math.isnan(params[name]):
+            raise InputError(f"{name} is '{text}'; give a number", where="--param")
+    return params
+
+
+def _pairs(pairs: list[str], option: str, example: str) -> dict[str, str]:
+    found = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign or not key.strip():
-            raise InputError(f"'{pair}' is not key=value, for example workload.rate_per_s=3", where="--set")
-        overrides[key.strip()] = value
-    return overrides
+            raise InputError(f"'{pair}' is not key=value, for example {example}", where=option)
+        found[key.strip()] = value
+    return found
 
 
 def _check_outputs(json_path: str | None, requests_path: str | None = None, report: str | None = None) -> None:
@@ -112,11 +146,24 @@ def _requests_csv(rows: np.ndarray) -> str:
 
 Trace = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Request trace that replaces the workload: Azure CSV or Mooncake JSONL."),
+    typer.Option(
+        metavar="FILE",
+        help="Request trace that replaces the workload: CSV with the header arrival_s,prompt_tokens,output_tokens, "
+        "Azure CSV, or Mooncake JSONL.",
+    ),
 ]
 RateScale = Annotated[
     str,
     typer.Option(metavar="X|auto", help="Factor on arrival rates; auto aims at the load the scenario is made for."),
+]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of arrivals and policy.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the scenario; repeatable."),
+]
+Param = Annotated[
+    list[str] | None,
+    typer.Option("--param", metavar="NAME=VALUE", help="Parameter of the policies that have it; repeatable."),
 ]
 Json = Annotated[
     str | None,
@@ -136,11 +183,9 @@ def simulate(
     policy: Annotated[str, typer.Option(metavar="NAME", help="Scheduler; `pdenv policies` lists them.")] = "three-part",
     trace: Trace = None,
     rate_scale: RateScale = "1",
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of arrivals and policy.")] = 0,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the scenario; repeatable."),
-    ] = None,
+    seed: Seed = 0,
+    set_: Set = None,
+    param: Param = None,
     requests: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write one row a request (every timestamp) as CSV.")
     ] = None,
@@ -148,14 +193,16 @@ def simulate(
 ) -> None:
     """Run one policy on one window and print every number with its definition."""
     with _told():
-        scale, overrides = _rate_scale(rate_scale), _overrides(set_ or [])
+        scale, overrides, params = _rate_scale(rate_scale), _overrides(set_ or []), _params(param or [])
         _check_outputs(json_path, requests)
-        from pdenv.run import check_policy
+        from pdenv.policies import check_policy, parameters_of_each
         from pdenv.run import simulate as run
         from pdenv.scenario import load_scenario
 
         check_policy(policy)
-        result = run(load_scenario(scenario, overrides), policy, seed=seed, trace=trace, rate_scale=scale)
+        parameters_of_each([policy], params)
+        loaded = load_scenario(scenario, overrides)
+        result = run(loaded, policy, seed=seed, trace=trace, rate_scale=scale, params=params)
         for line in result.warnings:
             print(f"pdenv: warning: {line}", file=sys.stderr)
         if requests is not None:
@@ -183,7 +230,18 @@ def compare(
     ] = "three-part,greedy,least-work,round-robin,colocated",
     trace: Trace = None,
     rate_scale: RateScale = "1",
-    windows: Annotated[int, typer.Option(min=1, max=10_000, help="Disjoint stretches of the workload.")] = 1,
+    seed: Seed = 0,
+    set_: Set = None,
+    param: Param = None,
+    windows: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Disjoint stretches of the workload. One takes a trace whole; more are cut from the last 20 % of its "
+            "requests (the first 60 % are for training, the next 20 % for validation).",
+        ),
+    ] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="Processes; the numbers do not depend on it.")] = 1,
     json_path: Json = None,
     report: Annotated[
@@ -192,18 +250,22 @@ def compare(
 ) -> None:
     """Run policies on the same arrivals and print a leaderboard, cheapest first."""
     with _told():
-        scale = _rate_scale(rate_scale)
+        scale, overrides, params = _rate_scale(rate_scale), _overrides(set_ or []), _params(param or [])
         _check_outputs(json_path, report=report)
         from pdenv.bench.compare import compare as run
+        from pdenv.scenario import load_scenario
 
+        loaded = [load_scenario(name, overrides) for name in scenarios or ["operating-point"]]
         with _progress(json_path) as progress:
             comparison = run(
-                scenarios or ["operating-point"],
+                loaded,
                 policies,
                 windows=windows,
                 jobs=jobs,
+                seed=seed,
                 trace=trace,
                 rate_scale=scale,
+                params=params,
                 progress=progress,
             )
         for line in comparison.warnings():
@@ -241,13 +303,24 @@ def policies() -> None:
     with _told():
         from rich.table import Table
 
-        from pdenv.sim.rules import RULES
+        from pdenv.policies import policy_names
 
         table = Table.grid(padding=(0, 2))
-        for rule in RULES.values():
-            defaults = ", ".join(f"{name}={default:g}" for name, (_, default) in rule.parameters.items())
-            table.add_row(rule.name, rule.summary + (f" (parameters: {defaults})" if defaults else ""))
+        for name in policy_names():
+            table.add_row(name, _described(name))
         _console().print(table)
+
+
+def _described(policy: str) -> str:
+    """What a policy does and its parameters; why not, where a package's policy cannot be loaded."""
+    from pdenv.policies import describe
+
+    try:
+        summary, parameters = describe(policy)
+    except InputError as error:
+        return str(error)
+    shown = (f"{k}={v:g}" if isinstance(v, int | float) else f"{k}={v}" for k, v in parameters.items())
+    return summary + (f" (parameters: {', '.join(shown)})" if parameters else "")
 
 
 @scenario_app.command("list", epilog="Example: `pdenv scenario list`")

@@ -28,7 +28,7 @@ from pdenv.sim.records import (
     Totals,
     gap_edges,
 )
-from pdenv.topology import TIERS, Cluster
+from pdenv.topology import PRECISIONS, TIERS, Cluster
 
 if TYPE_CHECKING:
     from pdenv.scenario import Scenario
@@ -224,9 +224,15 @@ def _ratio(top: float, bottom: float) -> float | None:
     return float(top / bottom) if bottom > 0 else None
 
 
+def _share(part: float, whole: float) -> float | None:
+    """A ratio that cannot exceed 1, without what rounding of the sums adds."""
+    ratio = _ratio(part, whole)
+    return 1.0 if ratio is not None and 1.0 < ratio < 1.0 + 1e-9 else ratio
+
+
 def _memory_utilisation(span: dict[str, np.ndarray], instances: Iterable[Any]) -> float | None:
     capacity = np.array([i.kv_bytes for i in instances], dtype=np.float64)
-    return _ratio(span["memory_byte_s"].sum(), (capacity * span["active_s"]).sum())
+    return _share(span["memory_byte_s"].sum(), (capacity * span["active_s"]).sum())
 
 
 def _resources(pools: list[tuple[dict[str, np.ndarray], tuple]]) -> dict[str, float]:
@@ -252,11 +258,26 @@ def _link_utilisation(
         ports = [k for k in used if cluster.ports[k].tier == tier]
         if ports:
             rate = sum(cluster.ports[k].bytes_per_s for k in ports)
-            shares[name] = _ratio(sum(carried[k] for k in ports), rate * span_s)
+            shares[name] = _share(sum(carried[k] for k in ports), rate * span_s)
     egress = sorted({path.ports[0] for path in paths})  # every flow leaves through exactly one of these
     if egress:
-        shares["min_cut"] = _ratio(sum(carried[k] for k in egress), cut_bytes_per_s * span_s)
+        shares["min_cut"] = _share(sum(carried[k] for k in egress), cut_bytes_per_s * span_s)
     return shares
+
+
+def _busiest_links(links: dict[str, float | None]) -> tuple[str | None, float | None]:
+    """Name and largest share of what `_link_utilisation` gives; (None, None) without a network."""
+    known = {name: share for name, share in links.items() if share is not None}
+    busiest = max(known, key=lambda name: known[name], default=None)
+    return (None, None) if busiest is None else (busiest, known[busiest])
+
+
+def _wire_precisions(records: np.ndarray) -> dict[str, float]:
+    """Share of each wire precision among the requests sent to a pair; empty without one."""
+    sent = records["wire_precision"][records["mode"] == MODES.index("pair")]
+    counts = np.bincount(sent[sent >= 0], minlength=len(PRECISIONS))
+    total = int(counts.sum())
+    return {name: float(count / total) for name, count in zip(PRECISIONS, counts, strict=True)} if total else {}
 
 
 def _offered_bytes_per_s(cluster: Cluster, arrivals: np.ndarray, records: np.ndarray, span_s: float) -> float | None:
@@ -365,8 +386,8 @@ def summarise(
 
     prefill, decode = _span(start.prefill, end.prefill), _span(start.decode, end.decode)
     colocated = _span(start.colocated, end.colocated)
-    busy = _ratio(prefill["busy_s"].sum(), prefill["active_s"].sum())
-    demanded = _ratio(prefill["busy_s"].sum() + prefill["stalled_s"].sum(), prefill["active_s"].sum())
+    busy = _share(prefill["busy_s"].sum(), prefill["active_s"].sum())
+    demanded = _share(prefill["busy_s"].sum() + prefill["stalled_s"].sum(), prefill["active_s"].sum())
     memory = _memory_utilisation(decode, cluster.decode)
     network: dict[str, float | None] = dict.fromkeys(
         ("offered_bytes_per_s", "achievable_bytes_per_s", "line_bytes_per_s", "utilisation")
@@ -382,10 +403,14 @@ def summarise(
             "utilisation": links.get("min_cut"),
         }
 
+    busiest, network_share = _busiest_links(links)
+    wire = _wire_precisions(records)
+
     summary = _request_summary(records, times)
     joint = summary["joint_tpot_s"]
     share = _ratio(joint["transfer_mean"], joint["mean"]) if joint["mean"] is not None else None
     summary |= {
+        "warmup_s": workload.warmup_s,
         "duration_s": window_s,
         "itl_s": _gap_distribution(start, end),
         "goodput_rps": _ratio(met.sum(), window_s),
@@ -394,6 +419,10 @@ def summarise(
         "prefill_demanded_utilisation": demanded,
         "decode_memory_utilisation": memory,
         "link_utilisation": links,
+        "network_utilisation": network_share,
+        "busiest_tier": busiest,
+        "wire_precision_share": wire,
+        "compressed_share": 1.0 - wire[PRECISIONS[0]] if wire else None,
         "prefill_queue_depth": _ratio(prefill["queue_s"].sum(), prefill["active_s"].sum()),
         "receive_queue_depth": _ratio(decode["queue_s"].sum(), decode["active_s"].sum()),
         "decode_starved_s": end.decode_starved_s - start.decode_starved_s,
@@ -404,11 +433,20 @@ def summarise(
         "cost": _cost_summary(scenario, times),
     }
     if cluster.colocated:
-        summary["colocated_utilisation"] = _ratio(colocated["busy_s"].sum(), colocated["active_s"].sum())
+        summary["colocated_utilisation"] = _share(colocated["busy_s"].sum(), colocated["active_s"].sum())
         summary["colocated_memory_utilisation"] = _memory_utilisation(colocated, cluster.colocated)
     ordered = {key: summary[key] for key in DEFINITIONS if key in summary}
     ordered["definitions"] = {key: DEFINITIONS[key] for key in ordered}
     return json_safe(ordered)
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage that says 100 only for a share of 1."""
+    if share is None:
+        return "–"
+    texts = [f"{100 * share:.{decimals}f}" for decimals in (1, 2, 3, 4)]
+    shown = next((text for text in texts if share >= 1.0 or float(text) < 100.0), texts[0])
+    return f"{shown} %"
 
 
 def json_safe(value: Any) -> Any:

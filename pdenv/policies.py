@@ -9,7 +9,7 @@ A package joins by naming a class in the entry-point group `pdenv.policies`:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol
@@ -58,7 +58,7 @@ def check_policy(name: str) -> None:
         raise InputError(f"unknown policy '{name}'{nearest(name, policy_names())}", where="policy")
 
 
-def describe(name: str) -> tuple[str, dict[str, float]]:
+def describe(name: str) -> tuple[str, dict[str, Any]]:
     """What a policy does in one line, and its parameters with their defaults.
 
     Raises:
@@ -67,12 +67,12 @@ def describe(name: str) -> tuple[str, dict[str, float]]:
     if name in RULES:
         rule = RULES[name]
         return rule.summary, {key: default for key, (_, default) in rule.parameters.items()}
-    made_by = _load(name)
-    defaults = {key: p.default for key, p in inspect.signature(made_by).parameters.items() if key != "seed"}
+    made_by, accepted = _load(name)
+    defaults = {key: p.default for key, p in accepted.items() if key != "seed" and p.default is not p.empty}
     return (inspect.getdoc(made_by) or "").partition("\n")[0], defaults
 
 
-def parameters_of_each(policies: list[str], parameters: dict[str, float]) -> dict[str, dict[str, float]]:
+def parameters_of_each(policies: Sequence[str], parameters: dict[str, float]) -> dict[str, dict[str, float]]:
     """The parameters that each policy has, of those given for all of them.
 
     Raises:
@@ -98,8 +98,7 @@ def load_policy(name: str, parameters: dict[str, float] | None = None, seed: int
     Raises:
         InputError: unknown policy or parameter, or the policy cannot be imported.
     """
-    made_by = _load(name)
-    accepted = inspect.signature(made_by).parameters
+    made_by, accepted = _load(name)
     arguments: dict[str, float] = dict(parameters or {})
     for key in arguments:
         if key not in accepted:
@@ -112,13 +111,14 @@ def load_policy(name: str, parameters: dict[str, float] | None = None, seed: int
     return policy
 
 
-def _load(name: str) -> Any:
-    """The class that a package offers under `name`."""
+def _load(name: str) -> tuple[Any, Mapping[str, inspect.Parameter]]:
+    """The class that a package offers under `name`, and what it can be made with."""
     offered = _offered()
     if name not in offered:
         raise InputError(f"no package offers a policy '{name}' in Python{nearest(name, offered)}", where="policy")
     try:
-        return offered[name].load()
+        made_by = offered[name].load()
+        return made_by, inspect.signature(made_by).parameters
     except Exception as error:  # whatever somebody else's module does when it is imported
         raise InputError(f"cannot load {offered[name].value}: {error}", where=f"policy '{name}'") from error
 

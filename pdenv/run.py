@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pdenv import metrics, workload
-from pdenv.errors import InputError, nearest
+from pdenv.advice import warnings_of
+from pdenv.errors import InputError
+from pdenv.policies import Policy, check_object, check_policy, drive, load_policy
 from pdenv.scenario import Scenario, load_scenario
-from pdenv.sim.records import ARRIVAL, MODES, RECORD, STATUSES, UNFINISHED, WAITING
+from pdenv.sim.engine import Objective, Simulation
+from pdenv.sim.records import ARRIVAL, MODES, RECORD, STATUSES, UNFINISHED, WAITING, Totals
 from pdenv.sim.rules import RULES
 from pdenv.topology import PRECISIONS, Cluster
 from pdenv.workload.load import offered_prefill_load
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from pdenv.sim.engine import Objective
-
-#: Offered prefill load, as a share of the scenario's target, within which a run is near its operating point.
-NEAR_TARGET = (0.5, 1.2)
 
 _STRINGS = {"mode": "U9", "status": "U10", "wire_precision": "U5", "store_precision": "U5"}
 
@@ -97,22 +94,14 @@ def _request_rows(result: Result) -> np.ndarray:
     return rows
 
 
-def policy_names() -> tuple[str, ...]:
-    """Names of all policies, in the order in which `pdenv policies` lists them."""
-    return tuple(RULES)
-
-
-def check_policy(name: str) -> None:
-    """Raise InputError, with the nearest valid name, for a policy that does not exist."""
-    if name not in RULES:
-        raise InputError(f"unknown policy '{name}'{nearest(name, RULES)}", where="policy")
-
-
 def _scenario_for(scenario: Scenario, policy: str) -> Scenario:
-    """The scenario that a policy runs on: `colocated` needs co-located instances, all others need pools."""
+    """The scenario that a policy runs on: `colocated` needs co-located instances, other rules need pools.
+
+    Policies of other packages run on the scenario as it is.
+    """
     if policy == "colocated":
         return scenario if scenario.colocated else scenario.colocated_twin()
-    if not (scenario.prefill and scenario.decode):
+    if policy in RULES and not (scenario.prefill and scenario.decode):
         raise InputError(
             f"policy '{policy}' needs prefill and decode instances, scenario '{scenario.name}' has none; "
             "use --policy colocated",
@@ -123,8 +112,6 @@ def _scenario_for(scenario: Scenario, policy: str) -> Scenario:
 
 def _objective(scenario: Scenario) -> Objective:
     """What the scenario charges, for schedulers that minimise predicted cost."""
-    from pdenv.sim.engine import Objective
-
     cost, sla = scenario.cost, scenario.sla
     before, after = {  # weight of a second before and after the decode instance has the request
         "joint": (1.0, 1.0),
@@ -144,34 +131,36 @@ def _objective(scenario: Scenario) -> Objective:
     )
 
 
-def _far(offered_load: float | None, target: float) -> bool:
-    if offered_load is None or not math.isfinite(offered_load):
-        return False
-    low, high = NEAR_TARGET
-    return not low * target <= offered_load <= high * target
+def _outside(policy: str | Policy, params: dict[str, float], seed: int) -> Policy | None:
+    """The policy in Python that takes the decisions; None where a compiled rule does."""
+    if isinstance(policy, str):
+        check_policy(policy)
+        return None if policy in RULES else load_policy(policy, params, seed)
+    check_object(policy)
+    if params:
+        raise InputError("are for policies by name; make the object with them", where="params")
+    return policy
 
 
-def _warnings(scenario: Scenario, cluster: Cluster, summary: dict[str, Any], offered_load: float | None) -> list[str]:
-    lines = []
-    target = scenario.target.prefill_load
-    if target is not None and _far(offered_load, target):
-        lines.append(
-            f"far from the operating point: offered prefill load {offered_load:.3g}, the scenario is made for "
-            f"{target:.3g}; --rate-scale auto would set it"
-        )
-    lines += [
-        f"latency profile '{p.name}' is a roofline estimate, not measured" for p in cluster.profiles if p.estimate
-    ]
-    if scenario.workload.predictor.is_oracle:
-        lines.append("the length predictor is an oracle: not for published results")
-    if summary["unfinished"]:
-        lines.append(f"{summary['unfinished']} measured requests unfinished at the drain deadline, charged as failed")
-    return lines
+def _run(sim: Simulation, policy: Policy | None, load: workload.Workload) -> tuple[Totals, Totals]:
+    """Run until the measured requests have ended; what had accumulated at the warm-up and at the window's end."""
+    advance = sim.run if policy is None else partial(drive, sim, policy)
+    advance(load.warmup_s)
+    start = sim.totals()
+    advance(load.end_s)
+    end = sim.totals()
+    deadline_s = load.end_s + load.drain_max_s
+    if policy is None:
+        sim.run_measured(load.measured_from, load.measured_to, deadline_s)
+    else:
+        sim.measure(load.measured_from, load.measured_to)
+        drive(sim, policy, deadline_s, measured_only=True)
+    return start, end
 
 
 def simulate(
     scenario: Scenario | str,
-    policy: str = "three-part",
+    policy: str | Policy = "three-part",
     seed: int = 0,
     trace: str | None = None,
     rate_scale: float | str = 1.0,
@@ -183,24 +172,25 @@ def simulate(
 
     Args:
         scenario: a Scenario, or the name or path of one.
-        policy: a name of `policy_names()`. `colocated` runs on the scenario's co-located twin where the
-            scenario has no co-located instances, under the same arrivals.
+        policy: a name of `pdenv.policies.policy_names()`, or a policy in Python (an instance, which keeps its
+            state from run to run). `colocated` runs on the scenario's co-located twin where the scenario has no
+            co-located instances, under the same arrivals.
         seed: of the workload and of the policy; the same seed gives the same numbers.
         trace: path of a request trace that replaces the scenario's workload.
         rate_scale: arrival rates are multiplied by it; "auto" aims at the scenario's target load.
         window: which of the disjoint stretches of the workload, from 0.
-        params: parameters of the policy's rule.
+        params: parameters of a policy given by name.
         span: a trace as a whole (its only window), or cut into windows of the scenario's size.
 
     Raises:
-        InputError: an unknown name, a scenario that cannot run, a bad trace.
+        InputError: an unknown name, a scenario that cannot run, a bad trace, a policy in Python that fails.
     """
-    from pdenv.sim.engine import Simulation  # imports numba
-
     if not isinstance(scenario, Scenario):
         scenario = load_scenario(scenario)
-    check_policy(policy)
-    ran = _scenario_for(scenario, policy)
+    params = params or {}
+    outside = _outside(policy, params, seed)
+    name = policy if isinstance(policy, str) else policy.name
+    ran = _scenario_for(scenario, name)
     load = workload.build(scenario, seed=seed, window=window, trace=trace, rate_scale=rate_scale, span=span)
     cluster = ran.cluster()
 
@@ -208,25 +198,22 @@ def simulate(
         cluster,
         load.arrivals,
         load.blocks,
-        rule=policy,
+        rule=name if outside is None else None,
         parameters=params,
         seed=seed,
         objective=_objective(ran),
     )
-    sim.run(load.warmup_s)
-    start = sim.totals()
-    sim.run(load.end_s)
-    end = sim.totals()
-    sim.run_measured(load.measured_from, load.measured_to, load.end_s + load.drain_max_s)
+    start, end = _run(sim, outside, load)
 
     records = sim.records
     summary = metrics.summarise(ran, cluster, load, records, start, end, until_s=sim.now)
     measured_span = load.arrivals[: load.measured_to]
     offered = offered_prefill_load(scenario.cluster(), measured_span, load.end_s) if scenario.prefill else None
-    warnings = _warnings(scenario, cluster, summary, offered)
+    warnings = warnings_of(scenario, ran, load, records, summary, offered)
     run = {
         "scenario": scenario.name,
-        "policy": policy,
+        "policy": name,
+        "params": dict(params),
         "seed": seed,
         "window": window,
         "workload": load.source,

@@ -39,7 +39,7 @@ PRESETS = Path(__file__).parent / "presets"
 
 #: Tokens of an iteration of a co-located twin. Long prompts want large chunks: with half of it the fixed part
 #: of an iteration costs a tenth of the capacity.
-TWIN_BATCH_TOKENS = 4096
+TWIN_BATCH_TOKENS = 8192
 
 
 class Scenario(Config):

@@ -19,7 +19,7 @@ Written by `python -m pdenv.scenario_docs docs/scenario.md`; change the descript
 A scenario is a YAML file; `pdenv scenario show NAME` prints a preset in full. Presets: {presets}.
 Times are seconds, bandwidth is bytes/s one way, memory is bytes. `[]` marks an item of a list and `NAME` a
 name of your choice. An unknown key, a key given twice, NaN and infinity are errors. A key can be changed
-without editing the file: `--set workload.rate_per_s=3 --set prefill.0.count=4`. What the numbers do is in
+without editing the file: `--set workload.rate_per_s=3 --set prefill.0.max_batch_tokens=4096`. What the numbers do is in
 [model.md](model.md).
 """
 

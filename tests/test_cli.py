@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,10 @@ import yaml
 from typer.testing import CliRunner
 
 import pdenv
-from pdenv import atomic, cli
+from pdenv import atomic, cli, scenario_docs
 from pdenv.errors import InputError
-from pdenv.run import policy_names
+from pdenv.policies import policy_names
+from pdenv.scenario import scenario_names
 
 TOY = ["toy", "--set", "window.requests=40"]
 
@@ -51,7 +53,7 @@ def test_json_to_stdout_is_only_json():
 def test_simulate_prints_every_number_with_its_definition():
     result = call("simulate", *TOY)
     assert result.exit_code == 0
-    for word in ("joint_tpot_s", "prefill_mean", "goodput_rps", "first token - arrival", "conflict:"):
+    for word in ("joint_tpot_s", "prefill_mean", "goodput_rps", "first token - arrival", "constraint conflict ("):
         assert word in result.stdout
 
 
@@ -73,6 +75,36 @@ def test_set_changes_the_scenario():
         for rate in (8, 2)
     )
     assert fast["duration_s"] < slow["duration_s"]
+
+
+def test_version_is_printed():
+    assert call("--version").stdout == f"pdenv {pdenv.__version__}\n"
+
+
+def test_compare_takes_overrides_a_seed_and_parameters():
+    arguments = ("--policies", "three-part,round-robin", "--seed", "5", "--param", "compress_above_s=0.1")
+    runs = json.loads(call("compare", *TOY, *arguments, "--json", "-").stdout)["runs"]
+    assert [(run["seed"], run["requests"]) for run in runs] == [(5, 40), (5, 40)]
+    scenario = pdenv.load_scenario("toy", {"window.requests": 40})
+    alone = pdenv.simulate(scenario, "three-part", seed=5, params={"compress_above_s": 0.1}).summary
+    assert runs[0]["cost"] == alone["cost"]
+    assert [run["params"] for run in runs] == [{"compress_above_s": 0.1}, {}]
+
+
+def test_a_trace_of_two_lines_runs_at_the_operating_point(tmp_path):
+    path = tmp_path / "requests.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0.0,1024,180\n0.35,8200,64\n")
+    result = call("simulate", "operating-point", "--trace", str(path), "--rate-scale", "auto", "--json", "-")
+    summary = json.loads(result.stdout)
+    assert (summary["requests"], summary["completed"]) == (1, 1)
+    assert summary["warmup_s"] == pytest.approx(0.035 / summary["rate_scale"])
+
+
+@pytest.mark.parametrize("preset", scenario_names())
+def test_the_overrides_in_the_docs_fit_every_preset(preset):
+    pairs = re.findall(r"--set ([^ `]+)", scenario_docs.markdown())
+    assert len(pairs) == 2
+    pdenv.load_scenario(preset, cli._overrides(pairs))
 
 
 def test_compare_writes_json_and_report(tmp_path):

@@ -14,7 +14,7 @@ import pdenv
 from pdenv.bench import compare as comparing
 from pdenv.bench import plots, tables
 from pdenv.errors import InputError
-from pdenv.run import policy_names
+from pdenv.policies import policy_names
 
 SMALL = {"window.requests": 60}
 
@@ -223,6 +223,22 @@ def test_leaderboard_fits_its_width_and_cuts_nothing(comparison, width):
         assert tables.cell(standing, column) in text
 
 
+def test_leaderboard_names_the_busiest_links_and_shows_co_located_instances(comparison):
+    standings = {standing.policy: standing for standing in comparison.leaderboard("toy")}
+    links, prefill, memory = (
+        next(c for c in tables.RESOURCES if c.metric == metric)
+        for metric in ("network_utilisation", "prefill_utilisation", "decode_memory_utilisation")
+    )
+    named = {run.summary["busiest_tier"] for run in standings["three-part"].runs}
+    assert tables.cell(standings["three-part"], links).split()[-1] in named <= {"nic", "min_cut"}
+    twin = standings["colocated"]
+    assert tables.cell(twin, links) == "–"
+    for column, key in ((prefill, "colocated_utilisation"), (memory, "colocated_memory_utilisation")):
+        values = [run.summary[key] for run in twin.runs]
+        assert twin.mean[column.metric] == pytest.approx(sum(values) / 2)
+        assert tables.cell(twin, column).startswith(f"{50 * sum(values):.1f} ±")
+
+
 def test_leaderboard_is_one_table_where_there_is_room(comparison):
     heads = {
         width: sum(line.startswith(("policy ", " policy ")) for line in printed(comparison, width).splitlines())
@@ -235,7 +251,7 @@ def test_leaderboard_is_one_table_where_there_is_room(comparison):
 def test_operating_point_states_each_constraint_and_the_conflict(comparison):
     first, *lines = tables.operating_point(comparison.leaderboard("toy"))
     assert first.startswith("Operating point under three-part") or "round-robin" in first
-    assert [line.split()[0] for line in lines] == ["prefill", "decode", "network", "conflict:"]
+    assert [line.split()[0] for line in lines] == ["prefill", "decode", "network", "constraint"]
     assert all(line.endswith(("met", "NOT met", "unknown")) for line in lines[:3])
 
 

@@ -43,7 +43,13 @@ def make_cluster(**changes) -> topology.Cluster:
     return dataclasses.replace(cluster, **changes)
 
 
-def make_scenario(cut=100.0, line_cut=200.0, **cost) -> SimpleNamespace:
+def cut_cluster(cut: float, line: float) -> topology.Cluster:
+    """The same with an egress port of so many bytes/s, achievable and at line rate, the narrowest on the path."""
+    ports = (topology.Port("egress", 0, cut, line), topology.Port("ingress", 0, 1e12, 1e12))
+    return make_cluster(ports=ports)
+
+
+def make_scenario(**cost) -> SimpleNamespace:
     weights = {
         "mode": "joint",
         "w_prefill": 1.0,
@@ -59,7 +65,6 @@ def make_scenario(cut=100.0, line_cut=200.0, **cost) -> SimpleNamespace:
     return SimpleNamespace(
         sla=SimpleNamespace(ttft_s=2.0, tpot_s=0.5),
         cost=SimpleNamespace(**{**weights, **cost}),
-        min_cut_bytes_per_s=lambda line=False: line_cut if line else cut,
     )
 
 
@@ -285,6 +290,47 @@ def test_pools_are_measured_after_the_warm_up():
     assert set(links) == {"nic", "min_cut"}  # no rack, spine or NVLink here
     assert links["nic"] == pytest.approx(800 / (400 * 8))
     assert links["min_cut"] == pytest.approx(400 / (100 * 8))
+    assert (summary["busiest_tier"], summary["network_utilisation"]) == ("min_cut", links["min_cut"])
+    assert summary["warmup_s"] == 2.0
+
+
+def test_rounding_of_the_sums_leaves_no_share_above_one():
+    cluster = make_cluster()
+    full = instances({"active_s": 10.0, "billed_s": 10.0, "busy_s": 10.0 + 1e-12, "stalled_s": 0.0})
+    end = make_totals(10.0, cluster, prefill=full)
+    assert run(served(0.0, t_p=1.0, t_j=1.5, t_f=2.0), end=end)["prefill_utilisation"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(None, "–"), (0.0, "0.0 %"), (0.8444, "84.4 %"), (0.99946, "99.9 %"), (0.9998, "99.98 %"), (0.999996, "99.9996 %"),
+     (1.0 - 1e-12, "100.0 %"), (1.0, "100.0 %"), (1.234, "123.4 %")],
+)  # fmt: skip
+def test_a_percentage_is_100_only_where_it_is(share, text):
+    assert metrics.percent(share) == text
+
+
+def test_the_busiest_links_are_those_with_the_largest_share():
+    ports = (topology.Port("egress", 0, 100.0, 200.0), topology.Port("uplink", 1, 20.0, 60.0))
+    ports += (topology.Port("ingress 0", 0, 300.0, 400.0), topology.Port("ingress 1", 0, 300.0, 400.0))
+    across, within = (topology.Path(k, 0.0, (0.0,) * 4, 1) for k in ((0, 1, 2), (0, 3)))
+    near = make_cluster().decode[0]
+    cluster = make_cluster(ports=ports, paths=((across, within),), decode=(near, near))
+    end = make_totals(10.0, cluster, port_bytes=np.array([400.0, 180.0, 180.0, 220.0]))
+    summary = run(served(0.0, t_p=1.0, t_j=1.5, t_f=2.0), cluster=cluster, end=end)
+    assert summary["link_utilisation"] == pytest.approx({"nic": 800 / 7000, "rack": 180 / 200, "min_cut": 400 / 1000})
+    assert (summary["busiest_tier"], summary["network_utilisation"]) == ("rack", pytest.approx(0.9))
+
+
+def test_wire_precisions_are_shares_of_dispatched_pairs():
+    kinds = [{"wire_precision": q} for q in (0, 1, 1, 2)]
+    colocated = {"wire_precision": -1, "mode": COLOCATED}
+    rows = [served(0.0, t_p=1.0, t_j=1.5, t_f=2.0, **kind) for kind in (*kinds, colocated)]
+    summary = run(*rows, {"arrival_s": 0.5, "status": REJECTED, "finish_s": 0.5})
+    assert summary["wire_precision_share"] == {"bf16": 0.25, "fp8": 0.5, "int4": 0.25, "nvfp4": 0.0}
+    assert summary["compressed_share"] == 0.75
+    none = run({"arrival_s": 0.5, "status": REJECTED, "finish_s": 0.5})
+    assert (none["wire_precision_share"], none["compressed_share"]) == ({}, None)
 
 
 def test_gpu_hours_money_and_energy():
@@ -307,11 +353,11 @@ def test_offered_kv_uses_the_chosen_wire_precision():
 
 @pytest.mark.parametrize(("stalled", "cut", "conflict"), [(3.0, 90.0, True), (1.0, 90.0, False), (3.0, 200.0, False)])
 def test_conflict_needs_demanded_prefill_and_a_full_network(stalled, cut, conflict):
-    cluster = make_cluster()
+    cluster = cut_cluster(cut, line=200.0)
     totals = instances({"active_s": 10.0, "billed_s": 10.0, "busy_s": 6.0, "stalled_s": stalled})
     end = make_totals(10.0, cluster, prefill=totals)
     row = served(0.0, t_p=1.0, t_j=1.5, t_f=2.0)  # 100 bytes/s offered
-    constraints = run(row, scenario=make_scenario(cut=cut), end=end)["constraints"]
+    constraints = run(row, cluster=cluster, end=end)["constraints"]
     assert constraints["conflict"] is conflict
     assert constraints["network"]["met"] is (cut > 100)
     assert constraints["prefill_busy"] == {"value": 0.6, "limit": 0.8, "met": False}  # hides the conflict
@@ -320,8 +366,8 @@ def test_conflict_needs_demanded_prefill_and_a_full_network(stalled, cut, confli
 
 def test_a_line_rate_above_the_operating_point_is_not_met():
     row = served(0.0, t_p=1.0, t_j=1.5, t_f=2.0)
-    assert run(row, scenario=make_scenario(cut=80e9, line_cut=100e9))["constraints"]["network"]["met"] is True
-    assert run(row, scenario=make_scenario(cut=80e9, line_cut=101e9))["constraints"]["network"]["met"] is False
+    assert run(row, cluster=cut_cluster(80e9, line=100e9))["constraints"]["network"]["met"] is True
+    assert run(row, cluster=cut_cluster(80e9, line=101e9))["constraints"]["network"]["met"] is False
 
 
 def test_near_conflict_when_transfer_is_more_than_half():
@@ -346,6 +392,7 @@ def test_colocated_cluster_has_no_pool_numbers():
     for key in ("prefill_utilisation", "prefill_demanded_utilisation", "decode_memory_utilisation"):
         assert summary[key] is None
     assert summary["link_utilisation"] == {}
+    assert (summary["busiest_tier"], summary["network_utilisation"]) == (None, None)
     assert summary["colocated_utilisation"] == 0.9
     assert summary["colocated_memory_utilisation"] == 0.25
     assert summary["joint_tpot_s"]["transfer_mean"] == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -19,7 +20,7 @@ from typer.main import get_command
 
 import pdenv
 from pdenv import cli
-from pdenv.run import policy_names
+from pdenv.policies import parameters_of_each, policy_names
 from pdenv.scenario import load_scenario, scenario_names
 from pdenv.workload.traces import read_trace
 
@@ -41,7 +42,7 @@ def fenced(language: str) -> list[str]:
 
 def commands(program: str) -> list[list[str]]:
     """Arguments of every call of a program in the README's shell blocks."""
-    lines = [line for block in fenced("sh") for line in block.splitlines()]
+    lines = [line for block in fenced("sh") for line in block.replace("\\\n", " ").splitlines()]
     split = [shlex.split(line, comments=True) for line in lines]
     calls = [words[1 : words.index(">") if ">" in words else None] for words in split if words[0] == program]
     assert calls, f"the README shows no {program} command"
@@ -177,7 +178,9 @@ def test_readme_command_is_accepted(words, tmp_path):
     assert set(named) <= {*scenario_names(), "mine.yaml"}
     policies = (values.get("policies") or values.get("policy") or "all").split(",")
     assert set(policies) <= {*policy_names(), "all"}
-    load_scenario("toy", cli._overrides(values.get("set_") or []))
+    for name in set(named) & set(scenario_names()):
+        load_scenario(name, cli._overrides(values.get("set_") or []))
+    parameters_of_each(sorted(set(policies) - {"all"}), cli._params(values.get("param") or []))
 
 
 def test_readme_make_targets_exist():
@@ -199,6 +202,43 @@ def test_readme_scenario_and_trace_are_valid(tmp_path):
     assert load_scenario(tmp_path / "mine.yaml").cluster().prefill
     (tmp_path / "requests.csv").write_text(trace)
     assert list(read_trace(tmp_path / "requests.csv").prompt_tokens) == [1024, 8200]
+
+
+def test_readme_scenario_is_healthy_at_its_rate(tmp_path):
+    (tmp_path / "mine.yaml").write_text(fenced("yaml")[0])
+    scenario = load_scenario(tmp_path / "mine.yaml", {"window.requests": 1500})
+    result = pdenv.simulate(scenario, policy="greedy")
+    assert result.warnings == []
+    assert result.summary["offered_prefill_load"] == pytest.approx(scenario.target.prefill_load, abs=0.05)
+    assert result.summary["decode_memory_utilisation"] < 0.7
+    assert result.summary["slo_attainment"] > 0.99
+
+
+def test_scheduler_of_the_docs_runs_as_printed_and_by_name(tmp_path):
+    """The example as a script, then installed: what pip leaves of a package is a module and its entry points."""
+    page = (ROOT / "docs" / "schedulers.md").read_text()
+    example, entry_point = (page.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "toml"))
+    lines = python(example, cwd=tmp_path).splitlines()
+    assert [line.split()[0] for line in lines] == ["power-of-two", "least-requests", "random"]
+
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "schedulers.py").write_text(example)
+    (tmp_path / "my_package-1.0.dist-info").mkdir()
+    (tmp_path / "my_package-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\n")
+    points = "\n".join(
+        f"{name} = {value}"
+        for name, value in tomllib.loads(entry_point)["project"]["entry-points"]["pdenv.policies"].items()
+    )
+    (tmp_path / "my_package-1.0.dist-info" / "entry_points.txt").write_text(f"[pdenv.policies]\n{points}\n")
+    (command,) = re.findall(r"`(pdenv compare [^`]*power-of-two[^`]*)`", page)
+    words = [*shlex.split(command), "--set", "window.requests=50", "--json", "-"]
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = {words!r}\nfrom pdenv.cli import main; main()"
+    )
+    compared = json.loads(python(script, cwd=tmp_path))
+    assert compared["policies"] == ["power-of-two", "greedy"]
+    assert compared["windows"] == 5
+    assert {run["policy"]: run["params"] for run in compared["runs"]} == {"power-of-two": {"choices": 3}, "greedy": {}}
 
 
 def test_readme_links_lead_somewhere():

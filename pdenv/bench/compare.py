@@ -9,14 +9,15 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pdenv.definitions import DEFINITIONS
 from pdenv.errors import InputError
-from pdenv.run import check_policy, policy_names, simulate
+from pdenv.policies import check_policy, parameters_of_each, policy_names
+from pdenv.run import simulate
 from pdenv.scenario import Scenario, load_scenario
 
 if TYPE_CHECKING:
@@ -39,11 +40,19 @@ METRICS: dict[str, tuple[str, ...]] = {
     "prefill_utilisation": ("prefill_utilisation",),
     "prefill_demanded_utilisation": ("prefill_demanded_utilisation",),
     "decode_memory_utilisation": ("decode_memory_utilisation",),
-    "network_utilisation": ("link_utilisation", "min_cut"),
+    "network_utilisation": ("network_utilisation",),
+    "min_cut_utilisation": ("link_utilisation", "min_cut"),
+    "compressed_share": ("compressed_share",),
     "requests": ("requests",),
     "completed": ("completed",),
     "gpu_hours": ("gpu_hours",),
     "cost_usd": ("cost_usd",),
+}
+
+#: What stands in for a pool's number where there are no pools.
+COLOCATED = {
+    "prefill_utilisation": "colocated_utilisation",
+    "decode_memory_utilisation": "colocated_memory_utilisation",
 }
 
 #: Cumulative shares at which a run's TTFT and standard TPOT are kept for plots.
@@ -67,6 +76,7 @@ class Job:
     trace: str | None
     rate_scale: float | str
     span: Literal["whole", "window"]
+    params: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -165,7 +175,7 @@ def _metrics(summary: dict[str, Any]) -> dict[str, Any]:
         value: Any = summary
         for key in path:
             value = value.get(key)
-        row[name] = value
+        row[name] = summary.get(COLOCATED.get(name, "")) if value is None else value
     return row
 
 
@@ -196,6 +206,7 @@ def _run(job: Job) -> Run:
         rate_scale=job.rate_scale,
         window=job.window,
         span=job.span,
+        params=job.params,
     )
     measured = slice(result.workload.measured_from, result.workload.measured_to)
     return Run(
@@ -239,6 +250,9 @@ def _run_parallel(jobs: list[Job], workers: int) -> Iterator[tuple[int, Run]]:
 
 def _chosen_policies(policies: Sequence[str] | str) -> list[str]:
     names = policies.split(",") if isinstance(policies, str) else list(policies)
+    if not all(isinstance(name, str) for name in names):
+        message = "are compared by name; offer yours in the entry-point group pdenv.policies, or give it to simulate"
+        raise InputError(message, where="policies")
     names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     if names == ["all"]:
         return list(policy_names())
@@ -270,6 +284,7 @@ def compare(
     seed: int = 0,
     trace: str | None = None,
     rate_scale: float | str = 1.0,
+    params: dict[str, float] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Comparison:
     """Run every policy on the same windows of every scenario.
@@ -279,6 +294,7 @@ def compare(
         windows: disjoint stretches of the workload, from two on with intervals. A trace is taken whole for one
             window, and cut into windows of the scenario's size for more.
         jobs: processes. The numbers do not depend on it.
+        params: parameters of policies; each policy takes those that it has.
         progress: called with (runs done, runs in all).
 
     Raises:
@@ -288,8 +304,10 @@ def compare(
         if value < 1:
             raise InputError(f"is {value}; it must be at least 1", where=name)
     loaded, chosen = _loaded(scenarios), _chosen_policies(policies)
+    own = parameters_of_each(chosen, params or {})
+    span: Literal["whole", "window"] = "whole" if windows == 1 else "window"
     todo = [
-        Job(scenario, policy, window, seed, trace, rate_scale, "whole" if windows == 1 else "window")
+        Job(scenario, policy, window, seed, trace, rate_scale, span, own[policy])
         for scenario in loaded
         for policy in chosen
         for window in range(windows)

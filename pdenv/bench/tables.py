@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from pdenv.bench.compare import Comparison, Standing
 from pdenv.definitions import DEFINITIONS
+from pdenv.metrics import percent
 
 ONE_TABLE_WIDTH = 140  # columns from which the leaderboard is one table
 
@@ -41,7 +43,8 @@ RESOURCES = (
     Column("prefill_utilisation", "prefill busy", "%", "prefill_utilisation"),
     Column("prefill_demanded_utilisation", "prefill demanded", "%", "prefill_demanded_utilisation"),
     Column("decode_memory_utilisation", "decode memory", "%", "decode_memory_utilisation"),
-    Column("network_utilisation", "network use", "%", "link_utilisation"),
+    Column("network_utilisation", "busiest links", "%", "network_utilisation"),
+    Column("compressed_share", "KV compressed", "%", "compressed_share"),
 )
 _SCALE = {"ms": 1e3, "%": 100.0}
 
@@ -69,8 +72,14 @@ def cell(standing: Standing, column: Column) -> str:
         return "–"
     scale = _SCALE.get(column.unit, 1.0)
     decimals = 1 if column.unit == "%" else _decimals(value * scale)
-    shown = f"{value * scale:,.{decimals}f}" if column.unit == "%" else number(float(value * scale))
-    return shown if half is None else f"{shown} ±{half * scale:.{decimals}f}"
+    shown = percent(value).removesuffix(" %") if column.unit == "%" else number(float(value * scale))
+    shown += "" if half is None else f" ±{half * scale:.{decimals}f}"
+    return f"{shown} {_busiest_links(standing)}" if column.metric == "network_utilisation" else shown
+
+
+def _busiest_links(standing: Standing) -> str:
+    """The links that are the busiest in most windows."""
+    return Counter(run.summary["busiest_tier"] for run in standing.runs).most_common(1)[0][0]
 
 
 def _head(column: Column) -> str:
@@ -118,10 +127,6 @@ def _state(met: bool | None) -> str:
     return "unknown" if met is None else "met" if met else "NOT met"
 
 
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
-
-
 def _rate(value: float | None) -> str:
     return "–" if value is None else f"{value / 1e9:.3g} GB/s"
 
@@ -135,10 +140,10 @@ def constraint_lines(constraints: dict[str, Any]) -> list[str]:
         f"{_rate(network['offered_bytes_per_s'])} offered < {_rate(network['achievable_bytes_per_s'])} achievable"
     )
     return [
-        f"prefill busy {_percent(busy['value'])} > {100 * busy['limit']:.0f} %: {_state(busy['met'])}",
-        f"decode memory {_percent(memory['value'])} < {100 * memory['limit']:.0f} %: {_state(memory['met'])}",
+        f"prefill busy {percent(busy['value'])} > {100 * busy['limit']:.0f} %: {_state(busy['met'])}",
+        f"decode memory {percent(memory['value'])} < {100 * memory['limit']:.0f} %: {_state(memory['met'])}",
         f"network {rates}: {_state(network['met'])}",
-        f"conflict: {conflict}",
+        f"constraint conflict (prefill demanded > {100 * busy['limit']:.0f} % and offered KV ≥ achievable): {conflict}",
     ]
 
 
@@ -172,7 +177,8 @@ _HEADS = {
     "prefill_utilisation": "prefill busy",
     "prefill_demanded_utilisation": "prefill demanded",
     "decode_memory_utilisation": "decode memory",
-    "link_utilisation": "network use",
+    "network_utilisation": "busiest links",
+    "compressed_share": "KV compressed",
     "constraints": "operating point",
 }
 
@@ -215,14 +221,14 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         value = summary[key]
         if key == "constraints":
             continue  # lines of their own, below
-        if key in ("cost", "link_utilisation"):
+        if key in ("cost", "link_utilisation", "wire_precision_share"):
             _add_parts(single, key, value)
         elif isinstance(value, dict):
             spread.add_row(key, *(number(value[c]) for c in columns), DEFINITIONS[key])
             for part in (k for k in value if k not in columns):
                 spread.add_row(f"  {part}", number(value[part]))
         else:
-            single.add_row(key, number(value), DEFINITIONS[key])
+            single.add_row(key, value if isinstance(value, str) else number(value), DEFINITIONS[key])
     console.print(spread, single)
     for line in constraint_lines(summary["constraints"]):
         console.print(Text(line))
@@ -230,7 +236,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
 
 
 def _add_parts(table: Table, key: str, value: dict[str, Any]) -> None:
-    """A number with parts: the terms of the cost, or link utilisation a tier each."""
+    """A number with parts: the terms of the cost, link utilisation a tier each, shares of wire precisions."""
     if key == "cost":
         table.add_row(f"cost ({value['mode']})", number(value["mean"]), DEFINITIONS[key])
         parts = {**value["terms"], **{f"in mode {mode}": mean for mode, mean in value["by_mode"].items()}}

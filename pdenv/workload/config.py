@@ -144,7 +144,12 @@ class WindowConfig(_Frozen):
 
     requests: int | None = Field(default=None, ge=1, le=100_000_000, description="measured requests, a count")
     duration_s: float | None = Field(default=None, gt=0.0, le=1e8, description="length of the measured span, s")
-    warmup_s: float = Field(default=0.0, ge=0.0, le=1e8, description="arrivals before this time are not measured, s")
+    warmup_s: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=1e8,
+        description="arrivals before this time are not measured, s; at most a tenth of a trace that is taken whole",
+    )
     drain_max_s: float = Field(
         default=600.0,
         ge=0.0,

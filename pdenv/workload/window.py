@@ -3,7 +3,8 @@
 - Generated arrivals: every (split, window) has random streams of its own, so windows are disjoint. Measured
   are the requests that the scenario's `window` names; later ones go on as load for at most `drain_max_s` and
   at most `generate.extra_requests` requests.
-- A trace with `span="whole"`: all of it, measured from `warmup_s` on. There is no later load.
+- A trace with `span="whole"`: all of it, measured from `warmup_s` on, or from a tenth of its length if that is
+  sooner. There is no later load.
 - A trace with `span="window"`: the first 60 % of its requests are for training, the next 20 % for
   validation, the last 20 % for testing. A split is cut into consecutive windows of the scenario's size. Each
   has a warm-up of its own; the requests that follow it in the split are its later load.
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation", "test")
 SPLIT_SHARES = (0.6, 0.2, 0.2)  # of a trace's requests
+LONGEST_WARMUP = 0.1  # of the length of a trace taken whole
 
 _JITTER_KEY = len(SPLITS)  # seeds what belongs to the trace file itself, alike in every split and window
 
@@ -51,7 +53,7 @@ class Workload:
     blocks: np.ndarray  # (b,) int64 prefix-block hashes, reached by block_start and block_count
     measured_from: int
     measured_to: int
-    warmup_s: float  # measured requests arrive in [warmup_s, end_s]
+    warmup_s: float  # effective; measured requests arrive in [warmup_s, end_s]
     end_s: float
     drain_max_s: float  # longest wait for measured requests after end_s
     rate_scale: float  # factor on the arrival rate that was applied
@@ -98,13 +100,15 @@ def build(
         if window:
             message = f"a whole trace is one window, {window} (from 0) was asked for; cut it with span='window'"
             raise InputError(message, where=recorded.name)
-        first, marked = 0, _whole_trace(times, scenario.window, recorded.name)
+        warmup_s = min(scenario.window.warmup_s, LONGEST_WARMUP * float(times[-1]))
+        first, marked = 0, _whole_trace(times, warmup_s)
     else:
+        warmup_s = scenario.window.warmup_s
         first, marked = _trace_window(times, scenario.window, split, window, recorded.name)
     rows = _recorded_rows(recorded, first, marked)
     mean_output = float(recorded.output_tokens.mean())
     _draw(rows, scenario, mean_output, Streams.of(seeds))
-    return _workload(scenario, rows, recorded.blocks, marked, scale, recorded.name)
+    return _workload(scenario, rows, recorded.blocks, marked, warmup_s, scale, recorded.name)
 
 
 def _seeds(seed: int, window: int, split: str) -> np.random.SeedSequence:
@@ -153,17 +157,23 @@ def _draw(rows: np.ndarray, scenario: Scenario, mean_output: float, streams: Str
 
 
 def _workload(
-    scenario: Scenario, rows: np.ndarray, blocks: np.ndarray, marked: Arrivals, scale: float, source: str
+    scenario: Scenario,
+    rows: np.ndarray,
+    blocks: np.ndarray,
+    marked: Arrivals,
+    warmup_s: float,
+    scale: float,
+    source: str,
 ) -> Workload:
     if marked.measured_from == marked.measured_to:
-        message = f"no request arrives between {scenario.window.warmup_s:.6g} s and {marked.end_s:.6g} s"
+        message = f"no request arrives between {warmup_s:.6g} s and {marked.end_s:.6g} s"
         raise InputError(f"{message}; lengthen the window or raise the rate", where=source)
     return Workload(
         arrivals=rows,
         blocks=blocks,
         measured_from=marked.measured_from,
         measured_to=marked.measured_to,
-        warmup_s=scenario.window.warmup_s,
+        warmup_s=warmup_s,
         end_s=marked.end_s,
         drain_max_s=scenario.window.drain_max_s,
         rate_scale=scale,
@@ -189,7 +199,7 @@ def _generated(scenario: Scenario, streams: Streams, rate_scale: float | str) ->
     _draw(rows, scenario, float(sample_outputs.mean()), streams)
     table = getattr(workload.lengths, "table", workload.lengths.kind)
     source = f"poisson {rate_per_s:.4g}/s, {table}"
-    return _workload(scenario, rows, np.zeros(0, np.int64), marked, scale, source)
+    return _workload(scenario, rows, np.zeros(0, np.int64), marked, scenario.window.warmup_s, scale, source)
 
 
 # ---- recorded -------------------------------------------------------------------------------------------
@@ -215,12 +225,8 @@ def _recorded_rows(trace: Trace, first: int, marked: Arrivals) -> np.ndarray:
     return rows
 
 
-def _whole_trace(times_s: np.ndarray, window: WindowConfig, name: str) -> Arrivals:
-    first = int(np.searchsorted(times_s, window.warmup_s))
-    if first == len(times_s):
-        message = f"it ends at {times_s[-1]:.6g} s, within the warm-up of {window.warmup_s:.6g} s"
-        raise InputError(f"{message}; lower window.warmup_s or the rate scale", where=name)
-    return Arrivals(times_s, first, len(times_s), float(times_s[-1]))
+def _whole_trace(times_s: np.ndarray, warmup_s: float) -> Arrivals:
+    return Arrivals(times_s, int(np.searchsorted(times_s, warmup_s)), len(times_s), float(times_s[-1]))
 
 
 def _trace_window(times_s: np.ndarray, window: WindowConfig, split: str, index: int, name: str) -> tuple[int, Arrivals]:
