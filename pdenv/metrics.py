@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdenv.definitions import DEFINITIONS
-from pdenv.mincut import max_flow_bytes_per_s
+from pdenv.mincut import min_cuts_bytes_per_s
 from pdenv.sim.records import (
     COMPLETED,
     FAILED_OOM,
@@ -394,12 +394,12 @@ def summarise(
     )
     links: dict[str, float | None] = {}
     if cluster.prefill and cluster.decode:
-        achievable = max_flow_bytes_per_s(cluster)
+        achievable, line = min_cuts_bytes_per_s(cluster)
         links = _link_utilisation(cluster, end.port_bytes - start.port_bytes, end.time_s - start.time_s, achievable)
         network = {
             "offered_bytes_per_s": _offered_bytes_per_s(cluster, arrivals, records, window_s),
             "achievable_bytes_per_s": achievable,
-            "line_bytes_per_s": max_flow_bytes_per_s(cluster, line=True),
+            "line_bytes_per_s": line,
             "utilisation": links.get("min_cut"),
         }
 

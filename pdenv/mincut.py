@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import compress, pairwise
 
 from pdenv.topology import Cluster
 
@@ -65,36 +66,46 @@ class _Graph:
         return total
 
 
-def max_flow_bytes_per_s(cluster: Cluster, line: bool = False) -> float:
-    """Largest total rate from prefill to decode instances that are active at the start, bytes/s.
+def successors(cluster: Cluster) -> dict[int, set[int]]:
+    """Port → next ports on paths between instances that are active at the start; −1 is the source, −2 the sink."""
+    following: dict[int, set[int]] = defaultdict(set)
+    active = [instance.active for instance in cluster.decode]
+    for instance, row in zip(cluster.prefill, cluster.paths, strict=True):
+        if not instance.active:
+            continue
+        for path in compress(row, active):
+            ports = path.ports
+            following[-1].add(ports[0])
+            following[ports[-1]].add(-2)
+            for port, after in pairwise(ports):
+                following[port].add(after)
+    return following
 
-    Args:
-        line: at line rates instead of achievable rates.
 
-    Returns:
-        0 where one of the pools is empty.
-    """
-    following: dict[int, set[int]] = defaultdict(set)  # port (or source) -> next ports (or sink)
-    for p, row in enumerate(cluster.paths):
-        for d, path in enumerate(row):
-            if cluster.prefill[p].active and cluster.decode[d].active:
-                hops = (-1, *path.ports, -2)
-                for port, after in pairwise(hops):
-                    following[port].add(after)
-
+def _max_flow(following: dict[int, set[int]], rate: Callable[[int], float]) -> float:
+    """Largest flow from source to sink where port k carries `rate(k)`."""
     graph = _Graph()
     entry, leave = {-2: _SINK}, {-1: _SOURCE}
     for port in sorted(k for k in following if k >= 0):
-        rates = cluster.ports[port]
         entry[port], leave[port] = graph.node(), graph.node()
-        graph.edge(entry[port], leave[port], rates.line_bytes_per_s if line else rates.bytes_per_s)
+        graph.edge(entry[port], leave[port], rate(port))
     # Ports with the same successors share a hub, so that P × D pairs do not make P × D edges.
     hubs: dict[frozenset[int], int] = {}
-    for port, successors in following.items():
-        key = frozenset(successors)
+    for port, after in following.items():
+        key = frozenset(after)
         if key not in hubs:
             hubs[key] = graph.node()
             for port_after in sorted(key):
                 graph.edge(hubs[key], entry[port_after], float("inf"))
         graph.edge(leave[port], hubs[key], float("inf"))
     return graph.max_flow()
+
+
+def min_cuts_bytes_per_s(cluster: Cluster) -> tuple[float, float]:
+    """Largest total rate from active prefill to active decode instances: achievable, and at line rates; bytes/s.
+
+    0 where one of the pools is empty.
+    """
+    following = successors(cluster)
+    achievable = _max_flow(following, lambda k: cluster.ports[k].bytes_per_s)
+    return achievable, _max_flow(following, lambda k: cluster.ports[k].line_bytes_per_s)

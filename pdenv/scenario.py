@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from pdenv.build_cluster import build_cluster
-from pdenv.mincut import max_flow_bytes_per_s
+from pdenv.mincut import min_cuts_bytes_per_s
 from pdenv.scenario_checks import ScenarioProblems, check
 from pdenv.scenario_parts import (
     ColocatedGroup,
@@ -91,7 +91,7 @@ class Scenario(Config):
         Args:
             line: at line rates instead of achievable rates.
         """
-        return max_flow_bytes_per_s(self.cluster(), line=line)
+        return min_cuts_bytes_per_s(self.cluster())[line]
 
     def colocated_twin(self) -> Scenario:
         """The same GPUs without disaggregation: every active prefill and decode instance becomes co-located.

@@ -56,7 +56,7 @@ def mark_flow(S, r, why):
 def set_bound(S, r, bound):
     """The flow's rate can be at most `bound`, bytes/s."""
     it = request(S, r)
-    if bound == it.bound and it.rate > 0.0:
+    if bound == it.bound and (it.rate > 0.0 or bound == 0.0):
         mark_flow(S, r, LATE_EVENT)
         return
     way = path_of(S, r)

@@ -68,7 +68,7 @@ def least_work_prefill(S, r):
     """The legal prefill instance with the least predicted work, or −1."""
     best = np.int64(-1)
     for p in range(header(S).n_prefill):
-        if prefill_legal(S, r, p) and (best < 0 or seen_prefill(S, p).work_s < seen_prefill(S, best).work_s):
+        if (best < 0 or seen_prefill(S, p).work_s < seen_prefill(S, best).work_s) and prefill_legal(S, r, p):
             best = p
     return best
 
@@ -78,7 +78,7 @@ def least_tokens_decode(S, r, q):
     """The legal decode instance with the fewest prompt and predicted tokens, or −1."""
     best = np.int64(-1)
     for d in range(header(S).n_decode):
-        if decode_legal(S, r, d, q) and (best < 0 or seen_batch(S, d).tokens < seen_batch(S, best).tokens):
+        if (best < 0 or seen_batch(S, d).tokens < seen_batch(S, best).tokens) and decode_legal(S, r, d, q):
             best = d
     return best
 

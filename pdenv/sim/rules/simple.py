@@ -106,7 +106,7 @@ def route_round_robin(S, r):
 def fewest_requests_decode(S, r, q):
     best = np.int64(-1)
     for d in range(header(S).n_decode):
-        if decode_legal(S, r, d, q) and (best < 0 or seen_batch(S, d).requests < seen_batch(S, best).requests):
+        if (best < 0 or seen_batch(S, d).requests < seen_batch(S, best).requests) and decode_legal(S, r, d, q):
             best = d
     return best
 
@@ -116,7 +116,7 @@ def route_least_requests(S, r):
     """Join the shortest queue, counted in requests."""
     best = np.int64(-1)
     for p in range(header(S).n_prefill):
-        if prefill_legal(S, r, p) and (best < 0 or seen_prefill(S, p).requests < seen_prefill(S, best).requests):
+        if (best < 0 or seen_prefill(S, p).requests < seen_prefill(S, best).requests) and prefill_legal(S, r, p):
             best = p
     q = finest_precision(S, r)
     act_pair_or_else(S, r, best, fewest_requests_decode(S, r, q), q)
