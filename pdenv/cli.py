@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +20,8 @@ from pdenv.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
+
+    from pdenv.scenario import Scenario
 
 PIPE_WIDTH = 160  # columns of a table that goes into a file or a pipe
 
@@ -64,6 +66,15 @@ def _told() -> Iterator[None]:
     except KeyboardInterrupt:
         print("pdenv: interrupted", file=sys.stderr)
         raise typer.Exit(130) from None
+    except MemoryError:
+        print("pdenv: not enough memory for this many requests or instances; ask for fewer", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+def _silence_stdout() -> None:
+    """Let what a failed stdout still holds go nowhere, so that the end of the process does not fail on it."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _console() -> Console:
@@ -98,8 +109,8 @@ def _params(pairs: list[str]) -> dict[str, float]:
             params[name] = float(text)
         except ValueError:
             params[name] = math.nan
-        if math.isnan(params[name]):
-            raise InputError(f"{name} is '{text}'; give a number", where="--param")
+        if not math.isfinite(params[name]):
+            raise InputError(f"{name} is '{text}'; give a finite number", where="--param")
     return params
 
 
@@ -113,6 +124,17 @@ def _pairs(pairs: list[str], option: str, example: str) -> dict[str, str]:
     return found
 
 
+def _loaded(name: str, overrides: dict[str, Any]) -> Scenario:
+    from pdenv.scenario import load_scenario
+
+    try:
+        return load_scenario(name, overrides)
+    except InputError:
+        raise
+    except ValueError as error:  # Python reads and writes whole numbers of 4300 digits at most
+        raise InputError(f"{' '.join(str(error).split())[:80]}; give a smaller number", where="--set") from None
+
+
 def _check_outputs(json_path: str | None, requests_path: str | None = None, report: str | None = None) -> None:
     """Refuse outputs that cannot be written before anything runs."""
     if json_path is not None and json_path != "-":
@@ -123,6 +145,11 @@ def _check_outputs(json_path: str | None, requests_path: str | None = None, repo
             raise InputError("--json and --requests name the same file", where=requests_path)
     if report is not None:
         atomic.check_directory(report)
+        for name in ("leaderboard.md", "results.json"):
+            if os.path.isdir(os.path.join(report, name)):
+                raise InputError(f"holds a folder named {name}; give another folder", where=report)
+        if json_path is not None and os.path.realpath(json_path) == os.path.realpath(report):
+            raise InputError("--json and --report name the same path", where=report)
 
 
 def _write_json(value: dict[str, Any], path: str) -> None:
@@ -197,11 +224,10 @@ def simulate(
         _check_outputs(json_path, requests)
         from pdenv.policies import check_policy, parameters_of_each
         from pdenv.run import simulate as run
-        from pdenv.scenario import load_scenario
 
         check_policy(policy)
         parameters_of_each([policy], params)
-        loaded = load_scenario(scenario, overrides)
+        loaded = _loaded(scenario, overrides)
         result = run(loaded, policy, seed=seed, trace=trace, rate_scale=scale, params=params)
         for line in result.warnings:
             print(f"pdenv: warning: {line}", file=sys.stderr)
@@ -253,9 +279,8 @@ def compare(
         scale, overrides, params = _rate_scale(rate_scale), _overrides(set_ or []), _params(param or [])
         _check_outputs(json_path, report=report)
         from pdenv.bench.compare import compare as run
-        from pdenv.scenario import load_scenario
 
-        loaded = [load_scenario(name, overrides) for name in scenarios or ["operating-point"]]
+        loaded = [_loaded(name, overrides) for name in scenarios or ["operating-point"]]
         with _progress(json_path) as progress:
             comparison = run(
                 loaded,
@@ -375,7 +400,24 @@ def scenario_schema() -> None:
 
 def main() -> None:
     """Entry point of the `pdenv` command."""
-    app(prog_name="pdenv")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # as long as the process
+    if sys.stdout is None:
+        print("pdenv: stdout is closed; send it to a file or to /dev/null", file=sys.stderr)
+        sys.exit(2)
+    try:
+        try:
+            app(prog_name="pdenv")
+        finally:
+            sys.stdout.flush()  # here, where a failure can be told, and not after the end
+    except BrokenPipeError:  # the reader has seen enough
+        _silence_stdout()
+        sys.exit(1)
+    except OSError as error:
+        _silence_stdout()
+        with suppress(OSError):
+            print(f"pdenv: input or output failed: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

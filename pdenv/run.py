@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import reprlib
 from dataclasses import dataclass
 from functools import cached_property, partial
+from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,6 +22,7 @@ from pdenv.sim.records import ARRIVAL, MODES, RECORD, STATUSES, UNFINISHED, WAIT
 from pdenv.sim.rules import RULES
 from pdenv.topology import PRECISIONS, Cluster
 from pdenv.workload.load import offered_prefill_load
+from pdenv.workload.window import as_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,6 +136,34 @@ def _objective(scenario: Scenario) -> Objective:
     )
 
 
+def whole_number(value: object, name: str) -> int:
+    """A whole number of Python or numpy as an int; InputError for anything else, below 0 or beyond 64 bits."""
+    if not isinstance(value, Integral) or not 0 <= int(value) < 2**63:
+        raise InputError(f"is {_short(value)}; give a whole number from 0 and below 2**63", where=name)
+    return int(value)
+
+
+def _short(value: object) -> str:
+    try:
+        return " ".join(reprlib.repr(value).split())
+    except ValueError:  # a whole number of more digits than Python writes
+        return "too large"
+
+
+def _check(scenario: object, trace: object, params: object) -> None:
+    """Refuse arguments of the wrong type."""
+    if not isinstance(scenario, Scenario | str | Path):
+        message = f"is of type {type(scenario).__name__}; give a Scenario, or the name or path of one"
+        raise InputError(message, where="scenario")
+    if not isinstance(trace, str | Path | None):
+        raise InputError(f"is of type {type(trace).__name__}; give the path of a file", where="trace")
+    if not isinstance(params, dict):
+        raise InputError(f"is of type {type(params).__name__}; give a dict of names and numbers", where="params")
+    for name, value in params.items():
+        if not math.isfinite(as_number(value)):
+            raise InputError(f"{name} is {_short(value)}; give a finite number", where="params")
+
+
 def _outside(policy: str | Policy, params: dict[str, float], seed: int) -> Policy | None:
     """The policy in Python that takes the decisions; None where a compiled rule does."""
     if isinstance(policy, str):
@@ -159,10 +192,10 @@ def _run(sim: Simulation, policy: Policy | None, load: workload.Workload) -> tup
 
 
 def simulate(
-    scenario: Scenario | str,
+    scenario: Scenario | str | Path,
     policy: str | Policy = "three-part",
     seed: int = 0,
-    trace: str | None = None,
+    trace: str | Path | None = None,
     rate_scale: float | str = 1.0,
     window: int = 0,
     params: dict[str, float] | None = None,
@@ -183,11 +216,14 @@ def simulate(
         span: a trace as a whole (its only window), or cut into windows of the scenario's size.
 
     Raises:
-        InputError: an unknown name, a scenario that cannot run, a bad trace, a policy in Python that fails.
+        InputError: an unknown name, an argument of the wrong type, a scenario that cannot run, a bad trace, a
+            policy in Python that fails.
     """
+    params = {} if params is None else params
+    _check(scenario, trace, params)
+    seed, window = whole_number(seed, "seed"), whole_number(window, "window")
     if not isinstance(scenario, Scenario):
         scenario = load_scenario(scenario)
-    params = params or {}
     outside = _outside(policy, params, seed)
     name = policy if isinstance(policy, str) else policy.name
     ran = _scenario_for(scenario, name)

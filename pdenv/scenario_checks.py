@@ -186,6 +186,12 @@ def _rules(scenario: Scenario) -> Iterator[Problem]:
             yield ("network", "overlap"), f"cannot be layer_wise: {late}; use blocking, or bind at dispatch"
         if kv.reserve != "prefill_end":
             yield ("kv", "reserve"), f"cannot be {kv.reserve}: {late}; use prefill_end, or bind at dispatch"
+    elif scenario.network.overlap == "layer_wise" and kv.reserve == "prefill_end" and scenario.decode:
+        yield (
+            ("kv", "reserve"),
+            "is prefill_end, so that layer_wise transfer would overlap nothing; use prefill_start, "
+            "or network.overlap: blocking",
+        )
     if control.scrape_delay_s > 0 and control.scrape_delay_s >= control.scrape_interval_s:
         yield (
             ("control", "scrape_delay_s"),
@@ -282,7 +288,7 @@ def _fixed_lengths(scenario: Scenario) -> Iterator[Problem]:
     prompt, output = lengths.prompt_tokens, lengths.output_tokens
     staging = _largest_tokens(scenario, scenario.prefill)
     decode_room = _largest_tokens(scenario, scenario.decode) - (output - 1)
-    colocated_room = _largest_tokens(scenario, scenario.colocated) - (output - 1)
+    colocated_room = _largest_tokens(scenario, scenario.colocated) - max(output - 1, 1)
     fits = max(min(staging, decode_room), colocated_room, 0)
     if prompt > fits:
         yield (

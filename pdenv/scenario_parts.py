@@ -216,7 +216,7 @@ class Kv(Config):
     """When decode memory is taken, what happens when it is short, and what conversion costs."""
 
     reserve: Literal["dispatch", "prefill_start", "prefill_end"] = Field(
-        "prefill_end", description="when decode memory for the prompt is asked for (no unit)"
+        "prefill_start", description="when decode memory for the prompt is asked for (no unit)"
     )
     decode_binding: Literal["dispatch", "prefill_end"] = Field(
         "dispatch", description="when the decode instance is chosen (no unit)"

@@ -231,7 +231,7 @@ class Reference(Serving):
 
     def fits_colocated(self, r: Request, h: int) -> bool:
         spec = self.cluster.colocated[h]
-        fits = r.prompt * self.cluster.kv_bytes_per_token[spec.store_precision] <= spec.kv_bytes
+        fits = (r.prompt + 1) * self.cluster.kv_bytes_per_token[spec.store_precision] <= spec.kv_bytes
         return fits and self.allows(r, spec.store_precision)
 
     def is_servable(self, r: Request) -> bool:

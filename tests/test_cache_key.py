@@ -23,7 +23,7 @@ from pdenv.sim.engine import Simulation
 
 sim = Simulation(make_cluster(make_profile(prefill_b_s=0.25)), make_arrivals([0.0], 4, 1), rule="round-robin")
 assert numba.config.CACHE_DIR == before
-predicted = compiled._cached({"predicted": gateway.predicted_prefill_s}, compiled.cache_folder())["predicted"]
+predicted = compiled._cached(gateway.predicted_prefill_s, compiled.cache_folder())
 seconds = float(predicted(sim.block.handle(), 0, 4))
 hits = sum(predicted.stats.cache_hits.values())
 print(json.dumps({"seconds": seconds, "hits": hits, "setting_kept": numba.config.CACHE_DIR == before}))
@@ -108,3 +108,22 @@ def test_every_source_file_counts(tmp_path):
     (folder / "new.py").rename(folder / "newer.py")
     keys.add(source_key(folder))
     assert len(keys) == len(list(SOURCES.rglob("*.py"))) + 3
+
+
+@pytest.mark.parametrize("damage", [b"", b"half of it"])
+def test_a_damaged_cache_is_compiled_again(tmp_path: Path, capsys, damage: bytes) -> None:
+    from small import make_arrivals, make_cluster, make_profile
+
+    from pdenv.sim import compiled, events
+    from pdenv.sim.engine import Simulation
+
+    sim = Simulation(make_cluster(make_profile()), make_arrivals([0.5], 4, 1), rule="round-robin")
+    expected = compiled._EntryPoint(events.next_slot, tmp_path)(sim.block.handle())
+    files = list(tmp_path.rglob("*.nbi")) + list(tmp_path.rglob("*.nbc"))
+    assert files
+    for file in files:
+        file.write_bytes(damage)
+    assert compiled._EntryPoint(events.next_slot, tmp_path)(sim.block.handle()) == expected
+    assert "is damaged" in capsys.readouterr().err
+    assert compiled._EntryPoint(events.next_slot, tmp_path)(sim.block.handle()) == expected
+    assert capsys.readouterr().err == ""

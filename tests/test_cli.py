@@ -177,6 +177,14 @@ def test_python_dash_m_works():
         (("compare", "toy", "--report", "/nowhere/deep/report"), "does not exist"),
         (("compare", "toy", "--report", "/dev/null"), "not a folder"),
         (("compare", "toy", "toy"), "two scenarios"),
+        (("simulate", "toy", "--set", f"window.requests={'9' * 5000}"), "window.requests"),
+        (("simulate", "toy", "--set", f"prefill.{'9' * 5000}.count=1"), "give a smaller number"),
+        (("simulate", "toy", "--set", "window.requests=20000001"), "more than 20,000,000"),
+        (("simulate", "toy", "--rate-scale", "1e-300"), "loses precision"),
+        (("simulate", "toy", "--rate-scale", "1e308", "--set", "workload.rate_per_s=100"), "inf"),
+        (("simulate", "toy", "--trace", "/dev/null"), "not a regular file"),
+        (("simulate", "toy", "--trace", ""), "the path of the trace is empty"),
+        (("compare", "toy", "--json", "/tmp/same", "--report", "/tmp/same"), "same path"),
         (("scenario", "show", "nope"), "nope"),
         (("scenario", "validate", "/"), "/"),
     ],
@@ -246,6 +254,37 @@ def test_interrupt_is_one_line_and_130(monkeypatch):
     result = call("compare", "toy")
     assert result.exit_code == 130
     assert result.stderr == "pdenv: interrupted\n"
+
+
+def test_a_report_folder_that_holds_a_folder_in_the_way_is_refused(tmp_path):
+    (tmp_path / "results.json").mkdir()
+    assert "holds a folder named results.json" in refused("compare", "toy", "--report", str(tmp_path))
+
+
+def test_too_little_memory_is_one_line(monkeypatch):
+    def too_large(*_, **__):
+        raise MemoryError("Unable to allocate 8 EiB")
+
+    monkeypatch.setattr("pdenv.run.simulate", too_large)
+    assert "not enough memory" in refused("simulate", "toy")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["scenario schema > /dev/full", "policies > /dev/full", "--help > /dev/full"])
+def test_a_stdout_that_takes_nothing_is_one_line(command):
+    done = subprocess.run(f"{sys.executable} -m pdenv {command}", shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "pdenv: input or output failed: no space left on device\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+def test_a_closed_stdout_is_one_line_and_a_reader_that_leaves_is_none():
+    closed = subprocess.run(f"{sys.executable} -m pdenv policies >&-", shell=True, capture_output=True, text=True)
+    assert (closed.returncode, len(closed.stderr.splitlines())) == (2, 1)
+    assert "stdout is closed" in closed.stderr
+    left = subprocess.run(
+        f"{sys.executable} -m pdenv scenario schema | true", shell=True, capture_output=True, text=True
+    )
+    assert left.stderr == ""
 
 
 # ---- files ------------------------------------------------------------------------------------------------

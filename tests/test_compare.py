@@ -5,6 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -189,6 +193,9 @@ def test_all_means_every_policy():
         ({"windows": 0}, "windows: is 0"),
         ({"jobs": -1}, "jobs: is -1"),
         ({"rate_scale": float("nan")}, "rate scale"),
+        ({"seed": "one"}, "seed: is 'one'"),
+        ({"windows": "two"}, "windows: is 'two'"),
+        ({"params": {"long_tokens": float("inf")}}, "params: long_tokens is inf"),
         ({"seed": -1}, "seed"),
     ],
 )
@@ -202,6 +209,56 @@ def test_a_bad_trace_is_reported_from_workers_too(toy, tmp_path):
     path.write_text("not,a,trace\n")
     with pytest.raises(InputError, match=r"trace\.csv"):
         pdenv.compare(toy, "three-part,greedy", jobs=2, trace=str(path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scenario": 3}, "scenario: is of type int; give a Scenario"),
+        ({"policy": None}, "policy NoneType"),
+        ({"seed": 1.5}, "seed: is 1.5; give a whole number"),
+        ({"seed": 2**63}, "seed"),
+        ({"window": "first"}, "window: is 'first'"),
+        ({"trace": 7}, "trace: is of type int"),
+        ({"span": "all"}, "span: 'all' is neither"),
+        ({"params": [1]}, "params: is of type list"),
+        ({"params": {"long_tokens": "many"}}, "params: long_tokens is 'many'"),
+        ({"params": {"long_tokens": 10**5000}}, "params: long_tokens is"),
+        ({"rate_scale": 10**400}, "rate scale"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_named(arguments, message):
+    with pytest.raises(InputError, match=message):
+        pdenv.simulate(**{"scenario": "toy", "policy": "three-part", **arguments})
+
+
+def test_numbers_of_numpy_are_numbers(toy):
+    result = pdenv.simulate(toy, "greedy", seed=np.int64(3), window=np.int32(1), rate_scale=np.float32(0.5))
+    assert result.summary == pdenv.simulate(toy, "greedy", seed=3, window=1, rate_scale=0.5).summary
+    assert json.loads(json.dumps(result.summary))["seed"] == 3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+def test_workers_end_with_a_killed_parent(tmp_path):
+    script = tmp_path / "killed.py"
+    script.write_text(
+        """
+import multiprocessing, os, signal, time
+from concurrent.futures import ProcessPoolExecutor
+from pdenv.bench.compare import _start_worker
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_start_worker)
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 600)
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    # The pipe ends when the last process that holds it has, so this waits for the worker too.
+    done = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert int(done.stdout) > 0
 
 
 # ---- tables -----------------------------------------------------------------------------------------------

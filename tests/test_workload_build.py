@@ -159,6 +159,37 @@ def test_an_impossible_rate_scale_is_refused(made, scale, words):
         build(made, rate_scale=scale)
 
 
+def test_numbers_of_numpy_are_factors_and_seeds(tmp_path):
+    load = build(scenario(), seed=np.int64(2), rate_scale=np.float32(4.0))
+    assert load.arrivals.tobytes() == build(scenario(), seed=2, rate_scale=4.0).arrivals.tobytes()
+    assert load.rate_scale == 4.0 and type(load.rate_scale) is float
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1e-320])
+def test_arrivals_too_late_for_the_clock_are_refused(tmp_path, scale):
+    with pytest.raises(InputError, match="loses precision; raise the rate"):
+        build(scenario(window={"requests": 1000}), rate_scale=scale)
+    with pytest.raises(InputError, match="loses precision"):
+        build(scenario(), trace=plain_trace(tmp_path), rate_scale=scale)
+
+
+def test_dates_decades_apart_are_refused(tmp_path):
+    path = tmp_path / "azure.csv"
+    lines = ("TIMESTAMP,ContextTokens,GeneratedTokens", "1990-01-01 00:00:00,10,10", "2020-01-01 00:00:00,10,10")
+    path.write_text("\n".join(lines))
+    for span in ("whole", "window"):
+        with pytest.raises(InputError, match=r"azure\.csv: the last request arrives after 1e\+08 s"):
+            build(scenario(), trace=path, span=span)
+    assert build(scenario(), trace=path, rate_scale=100.0).end_s == pytest.approx(10957 * 86400 / 100)
+
+
+@pytest.mark.parametrize("window", [{"requests": 10}, {"duration_s": 10.0}])
+@pytest.mark.parametrize(("scale", "words"), [(1e308, "arrival rate infinite"), (1e307, "more than 20,000,000")])
+def test_a_rate_without_bound_is_refused(window, scale, words):
+    with pytest.raises(InputError, match=words):
+        build(scenario(window=window | {"warmup_s": 1.0}), rate_scale=scale)
+
+
 # ---- generated windows ----------------------------------------------------------------------------------
 
 
@@ -224,6 +255,7 @@ def test_an_empty_window_is_refused():
     [
         ({"seed": -1}, "seed: -1 is below 0"),
         ({"window": -1}, "window: -1 is below 0"),
+        ({"span": "all"}, "span: 'all' is neither 'whole' nor 'window'"),
         ({"split": "tset"}, "did you mean 'test'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -220,6 +221,18 @@ def test_a_path_that_is_no_file_is_refused(tmp_path, name, words):
     with pytest.raises(InputError, match=words) as caught:
         read_trace(tmp_path / name)
     assert str(caught.value).startswith(str(tmp_path))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="not a regular file; save it to a file first"):
+        read_trace(tmp_path / "pipe")
+
+
+def test_an_empty_path_is_refused():
+    with pytest.raises(InputError, match="the path of the trace is empty"):
+        read_trace("")
 
 
 def _reads_or_refuses(content: bytes) -> None:

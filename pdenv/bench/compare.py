@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,7 +22,7 @@ import numpy as np
 from pdenv.definitions import DEFINITIONS
 from pdenv.errors import InputError
 from pdenv.policies import check_policy, parameters_of_each, policy_names
-from pdenv.run import simulate
+from pdenv.run import simulate, whole_number
 from pdenv.scenario import Scenario, load_scenario
 
 if TYPE_CHECKING:
@@ -219,18 +224,26 @@ def _run(job: Job) -> Run:
     )
 
 
-def _quiet_interrupt() -> None:
-    """An interrupted worker ends without a traceback of its own."""
+def _start_worker() -> None:
+    """An interrupted worker ends without a traceback of its own, and one whose parent is gone ends too."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:
+        threading.Thread(target=_end_with, args=(parent.pid,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process within a second after its parent, which a kill leaves no time to end its workers."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _run_parallel(jobs: list[Job], workers: int) -> Iterator[tuple[int, Run]]:
     """(index, run) as they finish. Workers are gone when this ends, however it ends."""
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(
-        min(workers, len(jobs)), multiprocessing.get_context("spawn"), initializer=_quiet_interrupt
-    )
+    pool = ProcessPoolExecutor(min(workers, len(jobs)), multiprocessing.get_context("spawn"), initializer=_start_worker)
     try:
         futures = {pool.submit(_run, job): i for i, job in enumerate(jobs)}
         for future in as_completed(futures):
@@ -263,8 +276,8 @@ def _chosen_policies(policies: Sequence[str] | str) -> list[str]:
     return names
 
 
-def _loaded(scenarios: Sequence[Scenario | str] | Scenario | str) -> list[Scenario]:
-    given = [scenarios] if isinstance(scenarios, Scenario | str) else list(scenarios)
+def _loaded(scenarios: Sequence[Scenario | str | Path] | Scenario | str | Path) -> list[Scenario]:
+    given = [scenarios] if isinstance(scenarios, Scenario | str | Path) else list(scenarios)
     loaded = [s if isinstance(s, Scenario) else load_scenario(s) for s in given]
     if not loaded:
         raise InputError("no scenario named; for example operating-point", where="scenarios")
@@ -276,7 +289,7 @@ def _loaded(scenarios: Sequence[Scenario | str] | Scenario | str) -> list[Scenar
 
 
 def compare(
-    scenarios: Sequence[Scenario | str] | Scenario | str = "operating-point",
+    scenarios: Sequence[Scenario | str | Path] | Scenario | str | Path = "operating-point",
     policies: Sequence[str] | str = DEFAULT_POLICIES,
     *,
     windows: int = 1,
@@ -301,8 +314,9 @@ def compare(
         InputError: an unknown name, a number out of range, a scenario or trace that cannot run.
     """
     for name, value in (("windows", windows), ("jobs", jobs)):
-        if value < 1:
-            raise InputError(f"is {value}; it must be at least 1", where=name)
+        if not isinstance(value, Integral) or value < 1:
+            raise InputError(f"is {value!r}; it must be a whole number of at least 1", where=name)
+    windows, jobs, seed = int(windows), int(jobs), whole_number(seed, "seed")
     loaded, chosen = _loaded(scenarios), _chosen_policies(policies)
     own = parameters_of_each(chosen, params or {})
     span: Literal["whole", "window"] = "whole" if windows == 1 else "window"

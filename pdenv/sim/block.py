@@ -245,9 +245,10 @@ def largest_pair_tokens(cluster: Cluster, mask: int) -> int:
 
 
 def largest_colocated_tokens(cluster: Cluster, mask: int) -> int:
+    """Longest prompt that some co-located instance can hold with one token more."""
     return max(
         (
-            it.kv_bytes // cluster.kv_bytes_per_token[it.store_precision]
+            it.kv_bytes // cluster.kv_bytes_per_token[it.store_precision] - 1
             for it in cluster.colocated
             if mask >> it.store_precision & 1
         ),

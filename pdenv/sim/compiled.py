@@ -6,12 +6,16 @@ code. So the cache folder is keyed by a hash of every source file of this packag
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import os
+import pickle
+import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,15 +37,48 @@ def source_key(folder: Path = SOURCES) -> str:
     return digest.hexdigest()[:16]
 
 
+@functools.cache
 def cache_folder() -> Path:
-    """`$PDENV_CACHE_DIR`, else `$XDG_CACHE_HOME/pdenv`, else `~/.cache/pdenv`; a temporary folder if that fails."""
+    """`$PDENV_CACHE_DIR`, else `$XDG_CACHE_HOME/pdenv`, else `~/.cache/pdenv`.
+
+    Where that cannot be written, a private temporary folder for this process alone: cached code is executed,
+    so it is never read from a place that others could have filled.
+    """
     base = os.environ.get("PDENV_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "pdenv" / source_key()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
     except OSError:
-        return Path(tempfile.gettempdir()) / f"pdenv-{os.getuid()}" / source_key()
+        private = tempfile.mkdtemp(prefix="pdenv-")
+        atexit.register(shutil.rmtree, private, ignore_errors=True)
+        return Path(private)
+
+
+class _EntryPoint:
+    """A compiled function that compiles again if its cached machine code turns out to be damaged."""
+
+    def __init__(self, function: Any, folder: Path) -> None:
+        self.function = function
+        self.folder = folder
+        self.call: Callable[..., Any] = self._first_call
+        self.dispatcher = _cached(function, folder)
+
+    def _first_call(self, *arguments: Any) -> Any:
+        try:
+            result = self.dispatcher(*arguments)
+        except (pickle.UnpicklingError, EOFError, AttributeError, RuntimeError, ValueError, OSError) as error:
+            print(f"pdenv: the compiled engine in {self.folder} is damaged ({error}); compiling again", file=sys.stderr)
+            for file in self.folder.rglob("*.nb?"):
+                file.unlink(missing_ok=True)
+            self.dispatcher = _cached(self.function, self.folder)
+            result = self.dispatcher(*arguments)
+        self.call = self.dispatcher
+        return result
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.call(*arguments)
 
 
 @functools.cache
@@ -62,18 +99,15 @@ def compiled() -> SimpleNamespace:
     folder = cache_folder()
     if not any(folder.rglob("*.nbi")):
         print("pdenv: compiling the engine, once for this version (about 45 s) …", file=sys.stderr, flush=True)
-    return SimpleNamespace(**_cached(functions, folder))
+    return SimpleNamespace(**{name: _EntryPoint(function, folder) for name, function in functions.items()})
 
 
-def _cached(functions: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Entry points with numba's disk cache in our own folder; numba's setting is left as it was."""
+def _cached(function: Any, folder: Path) -> Any:
+    """The kernel as an entry point with numba's disk cache in our own folder; numba's setting is left as it was."""
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder)
     try:
-        return {
-            name: njit(error_model="numpy", nogil=True, cache=True)(function.py_func)
-            for name, function in functions.items()
-        }
+        return njit(error_model="numpy", nogil=True, cache=True)(function.py_func)
     finally:
         numba.config.CACHE_DIR = before
 

@@ -65,7 +65,7 @@ def legal_colocated(sim: Simulation) -> list[int]:
     rows = sim.block.views["batch"][int(h["n_decode"]) :]
     request = pending_request(sim)
     allowed = int(h["tier_precisions"][request["tier"]]) >> rows["store"] & 1
-    need = int(request["prompt"]) * h["kv_bytes_per_token"][rows["store"]]
+    need = (int(request["prompt"]) + 1) * h["kv_bytes_per_token"][rows["store"]]
     return np.flatnonzero((allowed == 1) & (need <= rows["capacity"])).tolist()
 
 

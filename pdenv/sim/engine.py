@@ -71,7 +71,7 @@ class Simulation:
         objective: Objective | None = None,
         pool: int = 1024,
     ) -> None:
-        _check_arrivals(arrivals, len(cluster.tier_precisions))
+        _check_arrivals(arrivals, len(cluster.tier_precisions), 0 if blocks is None else len(blocks))
         self.cluster = cluster
         self.arrivals = np.ascontiguousarray(arrivals, dtype=ARRIVAL)
         self.records = empty_records(arrivals.shape[0])
@@ -85,7 +85,7 @@ class Simulation:
 
     def _set_rule(self, name: str | None, parameters: dict[str, float], seed: int, objective: Objective) -> None:
         h = self.block.header
-        h["random"] = np.uint64(seed % (1 << 64))
+        h["random"] = np.uint64(int(seed) % (1 << 64))
         h["ttft_limit_s"] = objective.ttft_limit_s
         h["tpot_limit_s"] = objective.tpot_limit_s
         weights = (
@@ -194,7 +194,7 @@ class Simulation:
         )
 
 
-def _check_arrivals(arrivals: np.ndarray, n_tiers: int) -> None:
+def _check_arrivals(arrivals: np.ndarray, n_tiers: int, n_blocks: int) -> None:
     if arrivals.shape[0] == 0:
         return
     if np.any(np.diff(arrivals["arrival_s"]) < 0.0) or not np.all(np.isfinite(arrivals["arrival_s"])):
@@ -203,3 +203,6 @@ def _check_arrivals(arrivals: np.ndarray, n_tiers: int) -> None:
         raise ValueError("prompt_tokens and output_tokens must be at least 1")
     if arrivals["tier"].min() < 0 or arrivals["tier"].max() >= n_tiers:
         raise ValueError(f"tier must be in 0..{n_tiers - 1}")
+    first, count = arrivals["block_start"], arrivals["block_count"]
+    if count.min() < 0 or np.any((count > 0) & ((first < 0) | (first > n_blocks - count))):
+        raise ValueError(f"block_start and block_count must lie within the {n_blocks} block hashes")

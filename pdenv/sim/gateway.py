@@ -72,7 +72,7 @@ def colocated_legal(S, r, c):
     box = batch(S, header(S).n_decode + c)
     return (
         precision_allowed(S, r, box.store)
-        and request(S, r).prompt * header(S).kv_bytes_per_token[box.store] <= box.capacity
+        and (request(S, r).prompt + 1) * header(S).kv_bytes_per_token[box.store] <= box.capacity
     )
 
 

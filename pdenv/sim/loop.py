@@ -327,6 +327,16 @@ def is_over(S, measured_only):
 
 
 @kernel
+def only_ticks_left(S):
+    """Is nothing to come but ticks, holds and scaling timers?"""
+    last = single_slot(S, 0)
+    for i in range(last):
+        if slot(S, i).t < np.inf:
+            return False
+    return slot(S, last + DELIVERY).t == np.inf and slot(S, last + ARRIVALS).t == np.inf
+
+
+@kernel
 def advance(S, until, measured_only):
     """Run until `until`, a decision from outside, the end, a full request pool or an error; says which."""
     h = header(S)
@@ -348,7 +358,7 @@ def advance(S, until, measured_only):
             if not t <= until:
                 h.now = max(h.now, until)
                 return RETURN_TIME
-            if h.quiet > QUIET_LIMIT and h.next_arrival == h.offer_until and until == np.inf:
+            if h.quiet > QUIET_LIMIT and until == np.inf and only_ticks_left(S):
                 return RETURN_DONE
         if i == single_slot(S, ARRIVALS) and h.free < 0:
             return RETURN_GROW

@@ -31,7 +31,7 @@ from pdenv.workload.config import (
 #: Load that may go on after the measured requests: a share of the requests up to there, and at least so many.
 EXTRA_SHARE = 0.5
 EXTRA_REQUESTS = 20_000
-MAX_REQUESTS = 2e8  # in one window: 11 GB of ARRIVAL rows
+MAX_REQUESTS = 20_000_000  # expected up to the end of one window
 
 _CALIBRATION_REQUESTS = 200_000
 _Z = np.linspace(-6.0, 6.0, 8193)  # standard normal deviates at which a quantile table is resampled
@@ -93,17 +93,19 @@ def poisson_arrivals(rng: np.random.Generator, rate_per_s: float, window: Window
 
     The load goes on for `window.drain_max_s` but for at most `extra_requests` requests.
     """
-    measured = window.requests or math.ceil(rate_per_s * (window.duration_s or 0.0))
-    expected = rate_per_s * window.warmup_s + measured
-    until_end = expected + 6.0 * math.sqrt(expected) + 10.0
-    if until_end > MAX_REQUESTS:
-        message = f"about {expected:.3g} requests arrive in it, more than {MAX_REQUESTS:.0e}"
+    before = rate_per_s * window.warmup_s
+    measured = window.requests or rate_per_s * (window.duration_s or 0.0)
+    if before + measured > MAX_REQUESTS:
+        message = f"about {before + measured:.4g} requests arrive in it, more than {MAX_REQUESTS:,}"
         raise InputError(f"{message}; shorten it or lower the rate", where="window")
+    expected = before + math.ceil(measured)
+    until_end = expected + 6.0 * math.sqrt(expected) + 10.0
     later = min(rate_per_s * window.drain_max_s, extra_requests(until_end))
     gaps = rng.standard_exponential(int(until_end + later))
     while True:
         times = np.cumsum(gaps)
-        times /= rate_per_s
+        with np.errstate(divide="ignore", over="ignore"):  # next to no rate: no arrival in any time
+            times /= rate_per_s
         marked = mark_measured(times, window)
         if marked is not None:
             return marked

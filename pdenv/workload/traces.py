@@ -64,6 +64,8 @@ def read_trace(path: str | Path, rng: np.random.Generator | None = None) -> Trac
     Raises:
         InputError: the file cannot be read or holds a line that is no request; names file, line and field.
     """
+    if not str(path):
+        raise InputError("the path of the trace is empty; name a file", where="trace")
     path = Path(path)
     lines = _read_lines(path)
     if lines[0].lstrip().startswith("{"):
@@ -82,7 +84,8 @@ def read_trace(path: str | Path, rng: np.random.Generator | None = None) -> Trac
 def _read_lines(path: Path) -> list[str]:
     """Lines without their ends and without blank lines at the end of the file; at least one."""
     try:
-        data = path.read_bytes()
+        special = path.exists() and not (path.is_file() or path.is_dir())
+        data = b"" if special else path.read_bytes()
     except FileNotFoundError:
         raise InputError("no such file; check the path", where=str(path)) from None
     except IsADirectoryError:
@@ -90,6 +93,8 @@ def _read_lines(path: Path) -> list[str]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot be read ({reason}); check the path", where=str(path)) from None
+    if special:  # a pipe can be read once only, and every run reads the trace
+        raise InputError("not a regular file; save it to a file first", where=str(path))
     if data.startswith(b"\x1f\x8b"):
         raise InputError("gzip-compressed; decompress it first", where=str(path))
     try:

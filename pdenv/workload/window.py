@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation", "test")
 SPLIT_SHARES = (0.6, 0.2, 0.2)  # of a trace's requests
+SPANS = ("whole", "window")
+MAX_TIME_S = 1e8  # arrivals beyond it lose the precision that the clock needs
 LONGEST_WARMUP = 0.1  # of the length of a trace taken whole
 
 _JITTER_KEY = len(SPLITS)  # seeds what belongs to the trace file itself, alike in every split and window
@@ -87,6 +90,8 @@ def build(
     Raises:
         InputError: a bad trace or argument, or a window that does not fit.
     """
+    if span not in SPANS:
+        raise InputError(f"{span!r} is neither 'whole' nor 'window'", where="span")
     seeds = _seeds(seed, window, split)
     own_trace = scenario.workload.trace if scenario.workload.kind == "trace" else None
     path = trace if trace is not None else own_trace
@@ -95,6 +100,7 @@ def build(
     recorded = read_trace(path, np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_JITTER_KEY,))))
     _check_blocks(scenario, recorded, path)
     scale = _scale(scenario, rate_scale, _rows(recorded.prompt_tokens), recorded.span_s)
+    _check_last(float(recorded.arrival_s[-1]), scale, recorded.name)
     times = recorded.arrival_s / scale
     if span == "whole":
         if window:
@@ -117,16 +123,24 @@ def _seeds(seed: int, window: int, split: str) -> np.random.SeedSequence:
     for name, value in (("seed", seed), ("window", window)):
         if value < 0:
             raise InputError(f"{value} is below 0; give a whole number from 0", where=name)
-    return np.random.SeedSequence(seed, spawn_key=(SPLITS.index(split), window))
+    return np.random.SeedSequence(int(seed), spawn_key=(SPLITS.index(split), int(window)))
+
+
+def _check_last(last_s: float, scale: float, source: str) -> None:
+    """Refuse a last arrival, before the scale of the rate, that comes too late for a precise clock."""
+    if last_s > MAX_TIME_S * scale:
+        message = f"the last request arrives after {MAX_TIME_S:.0e} s, where the clock loses precision"
+        raise InputError(f"{message}; raise the rate, or shorten the window or trace", where=source)
 
 
 def _scale(scenario: Scenario, rate_scale: float | str, rows: np.ndarray, span_s: float) -> float:
     """The factor on the rate at which `rows` (ARRIVAL) arrive in `span_s`."""
     if rate_scale != "auto":
-        if not (isinstance(rate_scale, int | float) and 0.0 < rate_scale < math.inf):
+        value = as_number(rate_scale)
+        if not 0.0 < value < math.inf:
             message = f"{rate_scale!r} is not a factor; give a number above 0, or 'auto'"
             raise InputError(message, where="rate scale")
-        return float(rate_scale)
+        return value
     target = scenario.target.prefill_load
     if target is None:
         message = "'auto' needs target.prefill_load in the scenario; set it, or give a number"
@@ -136,6 +150,14 @@ def _scale(scenario: Scenario, rate_scale: float | str, rows: np.ndarray, span_s
         message = "'auto' needs an active prefill instance and arrivals that span some time; give a number"
         raise InputError(message, where="rate scale")
     return target / load
+
+
+def as_number(value: object) -> float:
+    """A number of Python or numpy; NaN for anything else, or too large."""
+    try:
+        return float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _rows(prompt_tokens: np.ndarray) -> np.ndarray:
@@ -191,14 +213,17 @@ def _generated(scenario: Scenario, streams: Streams, rate_scale: float | str) ->
     sample, sample_outputs = calibration_lengths(workload.lengths)
     scale = _scale(scenario, rate_scale, _rows(sample), len(sample) / workload.rate_per_s)
     rate_per_s = workload.rate_per_s * scale
+    if math.isinf(rate_per_s):
+        raise InputError(f"{scale:.4g} makes the arrival rate infinite; give a smaller factor", where="rate scale")
+    table = getattr(workload.lengths, "table", workload.lengths.kind)
+    source = f"poisson {rate_per_s:.4g}/s, {table}"
     marked = poisson_arrivals(streams.arrivals, rate_per_s, scenario.window)
+    _check_last(float(marked.times_s[-1]) if len(marked.times_s) else 0.0, 1.0, source)
     prompts, outputs = draw_lengths(workload.lengths, len(marked.times_s), streams)
     rows = _rows(prompts)
     rows["arrival_s"] = marked.times_s
     rows["output_tokens"] = outputs
     _draw(rows, scenario, float(sample_outputs.mean()), streams)
-    table = getattr(workload.lengths, "table", workload.lengths.kind)
-    source = f"poisson {rate_per_s:.4g}/s, {table}"
     return _workload(scenario, rows, np.zeros(0, np.int64), marked, scenario.window.warmup_s, scale, source)
 
 
