@@ -65,8 +65,8 @@ MUTANTS = (
     Mutant("batch.py", "it.priority < least.priority", "it.priority > least.priority", "preempts the highest priority"),
     Mutant(
         "batch.py",
-        "    if fits < it.event_at:\n",
-        "    if fits < 0:\n",
+        "        it.event_at = fits\n",
+        "        it.event_at = it.event_at\n",
         "a grant does not shorten the leap: memory overflows",
     ),
     Mutant("decode.py", "max(it.emitted - 1, 0)", "it.emitted", "a token too many is recomputed"),

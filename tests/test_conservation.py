@@ -166,3 +166,20 @@ def test_prompts_too_large_for_staging_or_for_decode_memory_are_refused_on_arriv
         sim = finish(where, arrivals)
         assert [STATUSES[s] for s in sim.records["status"]] == expected
         assert sim.records["finish_s"][2] == 0.2
+
+
+@pytest.mark.parametrize("seed", [2, 5, 19, 50])
+def test_a_copy_goes_on_like_the_original_and_leaves_it_alone(seed: int):
+    case = draw_case(seed)
+    sim = Simulation(case.cluster, case.arrivals, case.blocks, rule="least-work", pool=8)
+    sim.run(float(case.arrivals["arrival_s"][len(case.arrivals) // 2]))
+    before = sim.block.bytes.copy()
+    twin = sim.copy()
+    twin.run(1e4)
+    assert np.array_equal(sim.block.bytes, before)
+    sim.run(1e4)
+    assert sim.now == twin.now
+    for name in sim.records.dtype.names:
+        assert np.array_equal(sim.records[name], twin.records[name], equal_nan=sim.records[name].dtype.kind == "f")
+    for name in ("gap_counts", "port_bytes"):
+        assert np.array_equal(getattr(sim.totals(), name), getattr(twin.totals(), name))

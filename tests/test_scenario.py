@@ -303,7 +303,11 @@ def test_min_cut_by_hand():
 
 def test_min_cut_finds_the_rack_links():
     """Prefill instances (16 MB/s each) stand in one rack; its uplink limits what leaves, not what stays."""
-    racks = {"racks": {"a": {"uplink_bytes_per_s": 5e6}, "b": {"downlink_bytes_per_s": 3e6}}, "efficiency": 1, "overlap": "blocking"}
+    racks = {
+        "racks": {"a": {"uplink_bytes_per_s": 5e6}, "b": {"downlink_bytes_per_s": 3e6}},
+        "efficiency": 1,
+        "overlap": "blocking",
+    }
     away = load_scenario("toy", {"network": racks, "prefill.0.rack": "a", "decode.0.rack": "b"})
     assert away.min_cut_bytes_per_s() == 3e6
     split = load_scenario("toy", {"network": racks, "prefill.0.rack": "a", "decode.0.racks": ["a", "b"]})

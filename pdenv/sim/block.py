@@ -69,6 +69,13 @@ class Block:
         """What kernels take as `S`."""
         return np.int64(self.bytes.ctypes.data) if JIT else PythonBlock(self.views)
 
+    def copied(self, external: dict[str, np.ndarray]) -> Block:
+        """The same state in memory of its own, one copy of its bytes; external arrays are replaced by those given."""
+        other = Block(self.sizes, {**self.external, **external}, self.aliases)
+        other.bytes[:] = self.bytes
+        other.point()
+        return other
+
     def grown(self, pool: int) -> Block:
         """The same state with room for `pool` requests in flight."""
         sizes = dict(self.sizes)

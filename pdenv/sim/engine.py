@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,6 +151,13 @@ class Simulation:
         h = self.block.header
         names = ("kind", "p", "d", "h", "precision", "scale_prefill", "scale_decode", "flip")
         return {name: int(h[f"act_{name}"]) for name in names}
+
+    def copy(self) -> Simulation:
+        """An independent run that stands where this one stands and goes on from there."""
+        other = copy.copy(self)
+        other.records = self.records.copy()
+        other.block = self.block.copied({"record": other.records})
+        return other
 
     def close(self) -> None:
         """Write what is known of requests that have not ended: tokens emitted, bytes sent, status unfinished."""
