@@ -268,7 +268,7 @@ handle = sim.block.handle()
 compiled().iterations_done(handle, 0, sim.now)
 compiled().largest_port_excess(handle)
 functions = vars(compiled())
-left = [name for name, function in functions.items() if not function.signatures]
+left = [name for name, function in functions.items() if not function.dispatcher.signatures]
 print(json.dumps({"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall,
                   "advance_cpu_s": advance, "functions": sorted(functions), "left_out": left}))
 """
