@@ -135,13 +135,16 @@ class Serving(State):
                     continue
                 break
             self.happened["bypass"] += d.queue[0] is not r
-            d.queue.remove(r)
-            d.reserved.append(r)
-            r.granted, r.grant_no = True, self.number()
-            self.records["grant_s"][r.i] = now
-            self.see("grant")
-            self.start_flow(r, now)
+            self.grant(d, r, now)
         self.break_standoff(d, now)
+
+    def grant(self, d: Decode, r: Request, now: float) -> None:
+        d.queue.remove(r)
+        d.reserved.append(r)
+        r.granted, r.grant_no = True, self.number()
+        self.records["grant_s"][r.i] = now
+        self.see("grant")
+        self.start_flow(r, now)
 
     def break_standoff(self, d: Decode, now: float) -> None:
         """An idle instance with reservations of unstarted requests only gives them up for a started one."""
@@ -155,12 +158,7 @@ class Serving(State):
             self.revoke(d, d.reserved[-1])
         if self.decode_memory(d) + self.kv(r, r.prompt) <= d.spec.kv_bytes:
             self.happened["standoff"] += 1
-            d.queue.remove(r)
-            d.reserved.append(r)
-            r.granted, r.grant_no = True, self.number()
-            self.records["grant_s"][r.i] = now
-            self.see("grant")
-            self.start_flow(r, now)
+            self.grant(d, r, now)
             self.serve(d, now)
 
     def revoke(self, d: Decode, r: Request) -> None:
