@@ -18,6 +18,11 @@ def test_drawn_cases_agree(batch: int) -> None:
         assert not found, (seed, found)
 
 
+def test_a_scaling_change_stays_visible_when_a_delayed_scrape_falls_into_its_instant() -> None:
+    found, _ = compare(draw_case(1516))
+    assert not found, found
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_hypothesis_cases_agree(case: Case) -> None:

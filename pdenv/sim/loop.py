@@ -118,7 +118,8 @@ def single_event(S, k, t):
         schedule(S, single_slot(S, HOLD), np.inf)
     elif k == SCRAPE:
         take_scrape(S, t)
-        h.scraped = h.scrape_delay_s <= 0.0
+        if h.scrape_delay_s <= 0.0:
+            h.scraped = 1
     elif k == SCRAPE_SEEN:
         schedule(S, single_slot(S, SCRAPE_SEEN), np.inf)
         show_scrape(S)
