@@ -55,14 +55,16 @@ def predicted_cost(view: View, request: RequestView, choice: Route) -> float:
 
 
 def pair_cost(view: View, request: RequestView, p: int, d: int, precision: int) -> float:
-    """Predicted joint TPOT on the pair, weighted, plus SLA penalties."""
+    """Predicted joint TPOT on the pair, weighted, plus SLA penalties and the price of the precisions."""
     aim = view.objective
+    store = precision if view.cluster.mixed_store else view.cluster.decode[d].store_precision
     profile = view.cluster.profiles[view.cluster.prefill[p].profile]
     ttft_s = view.prefill[p].work_s + prefill_seconds(profile, request.prompt_tokens)
     decode_s = iteration_seconds(view, request, view.cluster.decode[d], view.decode[d])
     moved_s = exposed_transfer_seconds(view, request, p, d, precision)
     moved_s = moved_s + memory_wait_seconds(view, request, d, decode_s)
     cost = aim.w_prefill * ttft_s + aim.w_transfer * moved_s + aim.w_decode * decode_s
+    cost += max(aim.quality[precision], aim.quality[store])
     return cost + sla_cost(view, ttft_s, decode_s + moved_s / max(request.predicted_tokens - 1, 1))
 
 
@@ -72,7 +74,8 @@ def colocated_cost(view: View, request: RequestView, c: int) -> float:
     decode_s = iteration_seconds(view, request, instance, load)
     ttft_s = load.work_s + prefill_seconds(view.cluster.profiles[instance.profile], request.prompt_tokens)
     slowed_s = decode_s + ttft_s / max(request.predicted_tokens, 1)
-    return aim.w_prefill * ttft_s + aim.w_decode * slowed_s + sla_cost(view, ttft_s, slowed_s)
+    cost = aim.w_prefill * ttft_s + aim.w_decode * slowed_s
+    return cost + aim.quality[instance.store_precision] + sla_cost(view, ttft_s, slowed_s)
 
 
 def sla_cost(view: View, ttft_s: float, tpot_s: float) -> float:

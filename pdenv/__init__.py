@@ -4,13 +4,19 @@
     result = pdenv.simulate(scenario, policy="three-part", seed=0)
     result.summary["joint_tpot_s"]["mean"]
 
-Importing the package is cheap: everything heavy is imported when it is first used.
+The cluster as an environment, for agents:
+
+    env = gymnasium.make("pdenv/Cluster-v0", scenario="operating-point")
+
+Importing the package registers the environments and is cheap: everything heavy is imported when it is first used.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from pdenv.envs.registration import register as _register
 
 if TYPE_CHECKING:
     from pdenv.bench.compare import compare
@@ -27,6 +33,9 @@ _HOMES = {
     "load_scenario": "pdenv.scenario",
     "simulate": "pdenv.run",
 }
+
+
+_register()
 
 
 def __getattr__(name: str) -> Any:

@@ -57,6 +57,7 @@ DEFINITIONS: dict[str, str] = {
     "colocated_memory_utilisation": "KV bytes held, over time / capacity of co-located instances",
     "cost": "mean over measured arrivals of w_prefill x part 1 + w_transfer x part 2 + w_decode x part 3 of joint "
     "TPOT, as accrued until the request left, plus penalties: a step and a slope past the TTFT and the TPOT limit, "
-    "rejection, failure (too large, out of memory, unfinished). Mode standard: w_decode x standard TPOT instead of "
+    "rejection, failure (too large, out of memory, unfinished), the price of KV quality, GPU-hours and scaling. "
+    "Mode standard: w_decode x standard TPOT instead of "
     "the parts; normalised: parts 1 and 2 in TTFT limits, part 3 in TPOT limits",
 }

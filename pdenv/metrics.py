@@ -60,6 +60,8 @@ class RequestTimes:
     tokens: np.ndarray  # N, output tokens
     status: np.ndarray  # index into STATUSES
     completed: np.ndarray  # bool
+    wire: np.ndarray  # precision in which its KV was to be sent, −1 without one
+    store: np.ndarray  # precision in which it was to be stored, −1 without one
 
 
 def _columns(rows: np.ndarray, *names: str) -> tuple[np.ndarray, ...]:
@@ -75,9 +77,8 @@ def _columns(rows: np.ndarray, *names: str) -> tuple[np.ndarray, ...]:
 def request_times(cluster: Cluster, arrivals: np.ndarray, records: np.ndarray, until_s: float) -> RequestTimes:
     """Times of `(n,)` ARRIVAL rows and their RECORD rows; what has not ended is counted up to `until_s`."""
     arrival, tokens = _columns(arrivals, "arrival_s", "output_tokens")
-    t_p, t_j, first, finish, status, mode = _columns(
-        records, "prefill_end_s", "decode_start_s", "first_token_s", "finish_s", "status", "mode"
-    )
+    t_p, t_j, first, finish = _columns(records, "prefill_end_s", "decode_start_s", "first_token_s", "finish_s")
+    status, mode, wire, store = _columns(records, "status", "mode", "wire_precision", "store_precision")
     completed = status == COMPLETED
     ended = (status != WAITING) & (status != UNFINISHED) & ~np.isnan(finish)
     left = np.where(ended, finish, np.maximum(until_s, arrival))
@@ -100,6 +101,8 @@ def request_times(cluster: Cluster, arrivals: np.ndarray, records: np.ndarray, u
         tokens=tokens,
         status=status,
         completed=completed,
+        wire=wire,
+        store=store,
     )
 
 
@@ -159,6 +162,26 @@ def _penalties(scenario: Scenario, times: RequestTimes) -> dict[str, float]:
         "tpot_penalty": float(weights.tpot_step * np.mean(over > 0) + weights.tpot_slope_per_s * np.mean(over)),
         "rejection_penalty": weights.rejection * rejected,
         "failure_penalty": weights.failure * failed,
+        "quality": float(np.mean(_quality(scenario, times))),
+    }
+
+
+def _quality(scenario: Scenario, times: RequestTimes) -> np.ndarray:
+    """`(n,)` price of the coarser of the precisions on the wire and in memory, cost units."""
+    prices = np.array([*(scenario.cost.quality[name] for name in PRECISIONS), 0.0])  # -1 is the last one: none
+    return np.maximum(prices[times.wire], prices[times.store])
+
+
+def _pool_cost(scenario: Scenario, start: Totals, end: Totals, cluster: Cluster, requests: int) -> dict[str, float]:
+    """What the pools cost between two times, in cost units a measured request."""
+    gpu_s = 0.0
+    for name in ("prefill", "decode", "colocated"):
+        gpus = np.array([instance.gpus for instance in getattr(cluster, name)], np.float64)
+        gpu_s += float(gpus @ (getattr(end, name)["billed_s"] - getattr(start, name)["billed_s"]))
+    each = max(requests, 1)
+    return {
+        "gpu": scenario.cost.gpu_hour / 3600 * gpu_s / each,
+        "churn": scenario.cost.churn * (end.scalings - start.scalings) / each,
     }
 
 
@@ -174,13 +197,16 @@ def _mean_parts(scenario: Scenario, times: RequestTimes, mode: str) -> tuple[flo
     return parts[0] / sla.ttft_s, parts[1] / sla.ttft_s, parts[2] / sla.tpot_s
 
 
-def cost(scenario: Scenario, times: RequestTimes, mode: str) -> dict[str, float] | None:
+def cost(
+    scenario: Scenario, times: RequestTimes, mode: str, pools: dict[str, float] | None = None
+) -> dict[str, float] | None:
     """Cost of a run a measured arrival: its `mean` and the terms that add up to it.
 
     Args:
         times: of the measured requests.
         mode: `joint` weighs the three parts of joint TPOT in s; `standard` weighs standard TPOT by `w_decode`;
             `normalised` divides parts 1 and 2 by the TTFT limit and part 3 by the TPOT limit.
+        pools: `gpu` and `churn` a measured request; none are charged without it.
 
     Returns:
         None without requests, and in `standard` mode without a TTFT slope: what happens before the first token
@@ -195,13 +221,14 @@ def cost(scenario: Scenario, times: RequestTimes, mode: str) -> dict[str, float]
         "transfer": weights.w_transfer * transfer,
         "decode": weights.w_decode * decode,
         **_penalties(scenario, times),
+        **(pools or {"gpu": 0.0, "churn": 0.0}),
     }
     return {"mean": sum(terms.values()), **terms}
 
 
-def _cost_summary(scenario: Scenario, times: RequestTimes) -> dict[str, Any]:
+def _cost_summary(scenario: Scenario, times: RequestTimes, pools: dict[str, float]) -> dict[str, Any]:
     """The cost in the scenario's own mode with its terms, and the mean in every mode."""
-    costs = {mode: cost(scenario, times, mode) for mode in COST_MODES}
+    costs = {mode: cost(scenario, times, mode, pools) for mode in COST_MODES}
     means = {mode: terms["mean"] if terms else None for mode, terms in costs.items()}
     own = costs[scenario.cost.mode] or {}
     return {
@@ -430,7 +457,7 @@ def summarise(
         "preemptions": end.preemptions - start.preemptions,
         **_resources([(prefill, cluster.prefill), (decode, cluster.decode), (colocated, cluster.colocated)]),
         "constraints": _constraints(busy, demanded, memory, network, share),
-        "cost": _cost_summary(scenario, times),
+        "cost": _cost_summary(scenario, times, _pool_cost(scenario, start, end, cluster, len(arrivals))),
     }
     if cluster.colocated:
         summary["colocated_utilisation"] = _share(colocated["busy_s"].sum(), colocated["active_s"].sum())

@@ -15,9 +15,10 @@ import numpy as np
 from pdenv import metrics, workload
 from pdenv.advice import warnings_of
 from pdenv.errors import InputError
+from pdenv.objective import objective_of
 from pdenv.policies import Policy, check_object, check_policy, drive, load_policy
 from pdenv.scenario import Scenario, load_scenario
-from pdenv.sim.engine import Objective, Simulation
+from pdenv.sim.engine import Simulation
 from pdenv.sim.records import ARRIVAL, MODES, RECORD, STATUSES, UNFINISHED, WAITING, Totals
 from pdenv.sim.rules import RULES
 from pdenv.topology import PRECISIONS, Cluster
@@ -113,27 +114,6 @@ def _scenario_for(scenario: Scenario, policy: str) -> Scenario:
             where="policy",
         )
     return scenario
-
-
-def _objective(scenario: Scenario) -> Objective:
-    """What the scenario charges, for schedulers that minimise predicted cost."""
-    cost, sla = scenario.cost, scenario.sla
-    before, after = {  # weight of a second before and after the decode instance has the request
-        "joint": (1.0, 1.0),
-        "standard": (0.0, 1.0),
-        "normalised": (1.0 / sla.ttft_s, 1.0 / sla.tpot_s),
-    }[cost.mode]
-    return Objective(
-        ttft_limit_s=sla.ttft_s,
-        tpot_limit_s=sla.tpot_s,
-        ttft_step=cost.ttft_step,
-        ttft_slope_per_s=cost.ttft_slope_per_s,
-        tpot_step=cost.tpot_step,
-        tpot_slope_per_s=cost.tpot_slope_per_s,
-        w_prefill=cost.w_prefill * before,
-        w_transfer=cost.w_transfer * before,
-        w_decode=cost.w_decode * after,
-    )
 
 
 def whole_number(value: object, name: str) -> int:
@@ -237,7 +217,7 @@ def simulate(
         rule=name if outside is None else None,
         parameters=params,
         seed=seed,
-        objective=_objective(ran),
+        objective=objective_of(ran),
     )
     start, end = _run(sim, outside, load)
 

@@ -300,6 +300,15 @@ class Sla(Config):
 Weight = Annotated[Number, Field(ge=0, le=1e6)]
 
 
+#: 0.1 cost units a point (or per cent) of loss, from pdenv/catalog/kv_quality.yaml: FP8 0.7 points, the lower of its
+#: published bounds; 4-bit 2.5, the middle of 1 to 4; NVFP4 1. Losses depend on model and task, so these are defaults.
+_QUALITY_PRICE = {"bf16": 0.0, "fp8": 0.07, "int4": 0.25, "nvfp4": 0.1}
+
+
+def _complete_prices(value: Any) -> Any:
+    return {**_QUALITY_PRICE, **value} if isinstance(value, dict) else value
+
+
 class Cost(Config):
     """Cost of a request: weighted joint TPOT and penalties. A cost unit is one second of joint TPOT.
 
@@ -318,3 +327,12 @@ class Cost(Config):
     )
     rejection: Weight = Field(60.0, description="charged for a rejected request, cost units per request")
     failure: Weight = Field(60.0, description="charged for a failed or unfinished request, cost units per request")
+    quality: Annotated[dict[Precision, Weight], BeforeValidator(_complete_prices)] = Field(
+        default_factory=lambda: dict(_QUALITY_PRICE),
+        description="charged for the coarser of the precisions in which a request's KV is sent and stored, cost units "
+        "per request; precisions not given keep their default",
+    )
+    gpu_hour: Weight = Field(0.0, description="charged for each GPU-hour billed in the window, cost units per GPU-hour")
+    churn: Weight = Field(
+        0.0, description="charged for each instance switched on or drained in the window, cost units per instance"
+    )

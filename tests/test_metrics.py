@@ -61,6 +61,9 @@ def make_scenario(**cost) -> SimpleNamespace:
         "tpot_slope_per_s": 0.0,
         "rejection": 0.0,
         "failure": 0.0,
+        "quality": dict.fromkeys(topology.PRECISIONS, 0.0),
+        "gpu_hour": 0.0,
+        "churn": 0.0,
     }
     return SimpleNamespace(
         sla=SimpleNamespace(ttft_s=2.0, tpot_s=0.5),
@@ -88,6 +91,7 @@ def make_totals(time_s: float, cluster: topology.Cluster, **changes) -> Totals:
         "gap_sum_s": 0.0,
         "gap_max_s": 0.0,
         "preemptions": 0,
+        "scalings": 0,
     }
     return Totals(**{**values, **changes})
 

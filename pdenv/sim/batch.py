@@ -13,6 +13,7 @@ import numpy as np
 
 from pdenv.sim import lists
 from pdenv.sim.accounts import settle_reserved, settle_starved
+from pdenv.sim.accrual import decode_start_accrues, expect_first_token
 from pdenv.sim.events import batch_slot, schedule
 from pdenv.sim.gaps import count_tokens
 from pdenv.sim.layout import kernel
@@ -243,6 +244,8 @@ def take_out(S, b, r, emitted):
         lists.remove(S, lists.fresh_list(S, b), LINK_BATCH, r)
     else:
         it.last_token_t = box.anchor_t - box.carry_s
+    if emitted == 0:
+        it.first_due_t = np.nan
     it.emitted = emitted
     header(S).visible = 1
 
@@ -304,19 +307,23 @@ def note_decode_start(S, b):
     """The iteration that starts at the anchor is the first one of sequences that have none yet."""
     r = queue(S, lists.fresh_list(S, b)).head
     while r >= 0:
-        row = record(S, request(S, r).id)
+        it = request(S, r)
+        row = record(S, it.id)
         if math.isnan(row.decode_start_s):
             row.decode_start_s = batch(S, b).anchor_t
-        r = request(S, r).link_next[LINK_BATCH]
+            decode_start_accrues(S, r, batch(S, b).anchor_t)
+        if math.isnan(it.last_token_t):
+            expect_first_token(S, r, batch(S, b).anchor_t + batch(S, b).first_s)
+        r = it.link_next[LINK_BATCH]
 
 
 @kernel
 def start_iterations(S, b):
     """Leap from the anchor until the next leave or until memory is full; the batch is not empty."""
     it = batch(S, b)
-    note_decode_start(S, b)
     it.first_s = iteration_seconds(S, b)
     it.slope_s = iteration_slope_s(S, b)
+    note_decode_start(S, b)
     it.event_at = heap(S, b * header(S).heap_stride).key - it.iterations
     if it.growth > 0:
         it.event_at = min(it.event_at, 1 + (it.capacity - it.reserved - it.kv) // it.growth)

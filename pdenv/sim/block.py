@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from pdenv.sim import events, lists
@@ -14,6 +17,7 @@ from pdenv.sim.state import (
     INTERNAL,
     MAX_HOPS,
     MAX_KNOTS,
+    N_TERMS,
     OFF,
     PATH,
     PROFILE,
@@ -69,6 +73,14 @@ class Block:
         """What kernels take as `S`."""
         return np.int64(self.bytes.ctypes.data) if JIT else PythonBlock(self.views)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"made_of": (self.sizes, self.external, self.aliases), "bytes": self.bytes.tobytes()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["made_of"])  # type: ignore[misc]
+        self.bytes[:] = np.frombuffer(state["bytes"], np.uint8)
+        self.point()
+
     def copied(self, external: dict[str, np.ndarray]) -> Block:
         """The same state in memory of its own, one copy of its bytes; external arrays are replaced by those given."""
         other = Block(self.sizes, {**self.external, **external}, self.aliases)
@@ -81,6 +93,8 @@ class Block:
         sizes = dict(self.sizes)
         for name in POOL_SIZED:
             sizes[name] = pool
+        if self.header["due_rows"]:
+            sizes["due"] = DUES_EACH * pool
         other = Block(sizes, self.external, self.aliases)
         for name in INTERNAL:
             if name not in self.aliases:
@@ -88,12 +102,23 @@ class Block:
                 other.views[name][: view.shape[0]] = view
         other.views["header"][:] = self.views["header"]
         other.point()
+        other.header["due_rows"] = sizes["due"]
         link_free_slots(other, int(self.header["pool"]))
         return other
 
 
+def handles(blocks: Sequence[Block]):
+    """What kernels that run many environments take: `(n,)` addresses."""
+    if JIT:
+        return np.array([block.bytes.ctypes.data for block in blocks], np.int64)
+    return [block.handle() for block in blocks]
+
+
 #: Kinds with one row a request slot.
 POOL_SIZED = ("request", "flow_list", "dirty_flow")
+
+#: Rows for dues, a request slot: at most two are live, and stale ones are dropped when it is full.
+DUES_EACH = 4
 
 
 def _round_up(n: int) -> int:
@@ -164,8 +189,8 @@ def _cache_sizes(cluster: Cluster) -> list[tuple[int, int]]:
     return [(n, 1 << (2 * n).bit_length() if n else 0) for n in blocks]
 
 
-def build_block(cluster: Cluster, external: dict[str, np.ndarray], pool: int) -> Block:
-    """A block at time 0: everything empty, initially active instances ACTIVE."""
+def build_block(cluster: Cluster, external: dict[str, np.ndarray], pool: int, accruing: bool = False) -> Block:
+    """A block at time 0: everything empty, initially active instances ACTIVE; with room to accrue cost, or not."""
     n_prefill, n_decode, n_colocated = len(cluster.prefill), len(cluster.decode), len(cluster.colocated)
     n_batches = n_decode + n_colocated
     n_loads = max(n_prefill + n_batches, 1)
@@ -192,6 +217,8 @@ def build_block(cluster: Cluster, external: dict[str, np.ndarray], pool: int) ->
         "cache_node": sum(n for n, _ in caches),
         "cache_cell": sum(cells for _, cells in caches),
         "gap_bin": GAP_BINS,
+        "term": N_TERMS,
+        "due": DUES_EACH * pool if accruing else 0,
     }
     external = {**external, "profile": profile_rows(cluster), "path": path_rows(cluster)}
     missing = set(EXTERNAL) - set(external)
@@ -217,6 +244,7 @@ def _fill_header(block: Block, cluster: Cluster, stride: int, n_slots: int) -> N
     h["instant_t"] = np.nan
     h["n_arrivals"] = h["offer_until"] = block.external["arrival"].shape[0]
     h["measured_to"] = h["measured_left"] = h["n_arrivals"]
+    h["due_rows"] = block.sizes["due"]
     h["layers"] = cluster.layers
     h["kv_bytes_per_token"] = cluster.kv_bytes_per_token
     if len(cluster.tier_precisions) > h["tier_precisions"].shape[0]:

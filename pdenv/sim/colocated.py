@@ -6,6 +6,7 @@ import math
 
 from pdenv.sim import lists
 from pdenv.sim.accounts import settle_batch_queue, settle_reserved
+from pdenv.sim.accrual import decode_start_accrues, first_token_comes, prefill_end_accrues
 from pdenv.sim.batch import (
     extract_active,
     go_idle,
@@ -228,6 +229,9 @@ def finish_prompt(S, b, r):
         row.decode_start_s = t
         it.emitted = 1
         it.last_token_t = t
+        prefill_end_accrues(S, r, t)
+        decode_start_accrues(S, r, t)
+        first_token_comes(S, r, t)
         if it.output == 1:
             release_reservation(S, r, t)
             drop_decode_load(S, r)

@@ -28,24 +28,25 @@ from pdenv.sim.layout import JIT
 SOURCES = Path(__file__).parent
 
 
-def source_key(folder: Path = SOURCES) -> str:
-    """A hash of all source files below `folder` and of the numba version."""
+def source_key(*folders: Path) -> str:
+    """A hash of all source files below `folders` (default: this package) and of the numba version."""
     digest = hashlib.sha256(numba.__version__.encode())
-    for file in sorted(folder.rglob("*.py")):
-        digest.update(str(file.relative_to(folder)).encode())
-        digest.update(file.read_bytes())
+    for folder in folders or (SOURCES,):
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(str(file.relative_to(folder)).encode())
+            digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 
 @functools.cache
-def cache_folder() -> Path:
-    """`$PDENV_CACHE_DIR`, else `$XDG_CACHE_HOME/pdenv`, else `~/.cache/pdenv`.
+def cache_folder(*sources: Path) -> Path:
+    """Where machine code of the kernels in `sources` is kept: `$PDENV_CACHE_DIR`, else `$XDG_CACHE_HOME/pdenv`, else `~/.cache/pdenv`.
 
     Where that cannot be written, a private temporary folder for this process alone: cached code is executed,
     so it is never read from a place that others could have filled.
     """
     base = os.environ.get("PDENV_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(base) / "pdenv" / source_key()
+    folder = Path(base) / "pdenv" / source_key(*sources)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -84,21 +85,29 @@ class _EntryPoint:
 @functools.cache
 def compiled() -> SimpleNamespace:
     """The entry points, each compiled at its first call (or loaded from the cache)."""
-    from pdenv.sim import batch, loop, totals
+    from pdenv.sim import accrual, batch, loop, totals
 
     functions = {
-        "advance": loop.advance,
+        "advance_each": loop.advance_each,
+        "start_accrual": accrual.start_accrual,
+        "take_accrual": accrual.take_accrual,
         "iterations_done": batch.iterations_done,
         "instance_totals": totals.instance_totals,
         "port_totals": totals.port_totals,
         "starved_total": totals.starved_total,
         "largest_port_excess": totals.largest_port_excess,
     }
+    return entry_points(functions, "engine", 45)
+
+
+def entry_points(functions: dict[str, Any], what: str, seconds: int, *sources: Path) -> SimpleNamespace:
+    """Kernels made callable from Python; their code lies in `sources` (default: this package)."""
     if not JIT:
         return SimpleNamespace(**functions)
-    folder = cache_folder()
+    folder = cache_folder(*sources)
     if not any(folder.rglob("*.nbi")):
-        print("pdenv: compiling the engine, once for this version (about 45 s) …", file=sys.stderr, flush=True)
+        about = f"once for this version (about {seconds} s)"
+        print(f"pdenv: compiling the {what}, {about} …", file=sys.stderr, flush=True)
     return SimpleNamespace(**{name: _EntryPoint(function, folder) for name, function in functions.items()})
 
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from pdenv.errors import InputError, nearest
 from pdenv.sim import records
-from pdenv.sim.block import build_block
+from pdenv.sim.block import build_block, handles
 from pdenv.sim.compiled import compiled
 from pdenv.sim.records import ARRIVAL, INSTANCE_TOTALS, Totals, empty_records
 from pdenv.sim.rules import RULES
 from pdenv.sim.state import (
     ACTIVE_SEQ,
     FLOWING,
+    N_TERMS,
+    OUTSIDE_PAIR,
+    OUTSIDE_ROUTE,
+    OUTSIDE_SCALE,
     RETURN_DECISION,
     RETURN_DONE,
     RETURN_ERROR,
@@ -23,14 +28,14 @@ from pdenv.sim.state import (
     RETURN_TIME,
     TAIL,
 )
-from pdenv.topology import Cluster
+from pdenv.topology import N_PRECISIONS, Cluster
 
 _BLOCK_HASH = np.dtype([("hash", np.int64)], align=True)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a cost-minimising scheduler aims at; see `pdenv.scenario` for the meaning of each number."""
+    """What cost is made of; see `pdenv.objective` and the scenario's `cost` for the meaning of each number."""
 
     ttft_limit_s: float = np.inf
     tpot_limit_s: float = np.inf
@@ -41,6 +46,12 @@ class Objective:
     w_prefill: float = 1.0
     w_transfer: float = 1.0
     w_decode: float = 1.0
+    standard: bool = False  # w_decode weighs standard TPOT, which runs from the first token on
+    quality: tuple[float, ...] = (0.0,) * N_PRECISIONS  # cost units a request, by precision
+    rejection: float = 0.0
+    failure: float = 0.0
+    gpu_s: float = 0.0  # cost units a GPU-second
+    churn: float = 0.0  # cost units an instance switched on or drained
 
 
 class Simulation:
@@ -50,11 +61,13 @@ class Simulation:
         cluster: plain numbers, see `pdenv.topology`.
         arrivals: (n,) ARRIVAL, sorted by arrival time.
         blocks: int64 prefix-block hashes that `arrivals` points into.
-        rule: name of a compiled scheduler (`pdenv.sim.rules.RULES`), or None: decisions come from outside,
-            and `run` stops at each (see `pdenv.sim.decisions`).
+        rule: name of a compiled scheduler (`pdenv.sim.rules.RULES`), or None: all decisions come from outside.
         parameters: of the rule, by name.
         seed: of the rule's own random stream.
-        objective: what cost-minimising rules aim at.
+        objective: what cost-minimising rules aim at, and what accrues.
+        outside: kinds of decision that come from outside although there is a rule, a sum of `OUTSIDE_…` of
+            `pdenv.sim.state`; `step` stops at each (see `pdenv.sim.decisions`).
+        accruing: make room for cost that accrues (see `charge`).
 
     Raises:
         InputError: unknown rule or parameter.
@@ -71,6 +84,8 @@ class Simulation:
         seed: int = 0,
         objective: Objective | None = None,
         pool: int = 1024,
+        outside: int = 0,
+        accruing: bool = False,
     ) -> None:
         _check_arrivals(arrivals, len(cluster.tier_precisions), 0 if blocks is None else len(blocks))
         self.cluster = cluster
@@ -80,32 +95,52 @@ class Simulation:
         if blocks is not None:
             hashes["hash"] = blocks
         external = {"arrival": self.arrivals, "record": self.records, "prefix_block": hashes}
-        self.block = build_block(cluster, external, pool)
+        self.block = build_block(cluster, external, pool, accruing)
         self._kernels = compiled()
-        self._set_rule(rule, parameters or {}, seed, objective or Objective())
+        self.block.header["outside"] = outside
+        self._set_objective(objective or Objective())
+        self.set_rule(rule, parameters, seed)
 
-    def _set_rule(self, name: str | None, parameters: dict[str, float], seed: int, objective: Objective) -> None:
+    def _set_objective(self, objective: Objective) -> None:
         h = self.block.header
-        h["random"] = np.uint64(int(seed) % (1 << 64))
         h["ttft_limit_s"] = objective.ttft_limit_s
         h["tpot_limit_s"] = objective.tpot_limit_s
-        weights = (
+        h["standard"] = objective.standard
+        h["cost_weight"] = (
             objective.ttft_step,
             objective.ttft_slope_per_s,
             objective.tpot_step,
             objective.tpot_slope_per_s,
+            objective.w_prefill,
+            objective.w_transfer,
+            objective.w_decode,
+            *objective.quality,
+            objective.rejection,
+            objective.failure,
+            objective.gpu_s,
+            objective.churn,
         )
-        h["cost_weight"][:7] = (*weights, objective.w_prefill, objective.w_transfer, objective.w_decode)
+
+    def set_rule(self, name: str | None, parameters: dict[str, float] | None = None, seed: int = 0) -> None:
+        """Let a compiled scheduler take the decisions from now on, but those that come from outside.
+
+        Raises:
+            InputError: unknown rule or parameter.
+        """
+        h = self.block.header
+        h["random"] = np.uint64(int(seed) % (1 << 64))
         if name is None:
+            h["outside"] = OUTSIDE_ROUTE | OUTSIDE_PAIR | OUTSIDE_SCALE
             return
         if name not in RULES:
             raise InputError(f"unknown policy '{name}'{nearest(name, RULES)}")
         rule = RULES[name]
         h["rule"] = rule.route
         h["scaler"] = rule.scaler
+        h["parameter"] = 0.0
         for row, default in rule.parameters.values():
             h["parameter"][row] = default
-        for key, value in parameters.items():
+        for key, value in (parameters or {}).items():
             if key not in rule.parameters:
                 raise InputError(f"policy '{name}' has no parameter '{key}'{nearest(key, rule.parameters)}")
             h["parameter"][rule.parameters[key][0]] = value
@@ -131,14 +166,38 @@ class Simulation:
         ended = np.count_nonzero(self.records["status"][first:last] != records.WAITING)
         h["measured_left"] = last - first - ended
 
+    def charge(
+        self, first: int, last: int, since_s: float = 0.0, until_s: float = np.inf, beta_per_s: float = 0.0
+    ) -> None:
+        """Let cost accrue from now on (the run must have been made with `accruing`).
+
+        Args:
+            first, last: requests first..last−1 are charged, of those that have not arrived yet.
+            since_s, until_s: time in which GPUs and scaling are charged.
+            beta_per_s: discount rate within an interval.
+        """
+        assert self.block.header["due_rows"] > 0, "Simulation(..., accruing=True)"
+        h = self.block.header
+        h["charged_from"], h["charged_to"] = first, last
+        h["charged_since_t"], h["charged_until_t"] = since_s, until_s
+        h["beta_per_s"] = beta_per_s
+        self._kernels.start_accrual(self.block.handle())
+
+    def accrued(self) -> np.ndarray:
+        """`(len(TERMS),)` cost units of each of `pdenv.sim.state.TERMS` since the last call, discounted to it."""
+        out = np.zeros(N_TERMS)
+        self._kernels.take_accrual(self.block.handle(), out)
+        return out
+
     def step(self, until_s: float = np.inf, measured_only: bool = False) -> bool:
         """Run to the next decision from outside (True), or to `until_s` or the end of all that counts (False)."""
         return self._advance(until_s, measured_only) == RETURN_DECISION
 
     def _advance(self, until_s: float, measured_only: bool) -> int:
-        advance = self._kernels.advance
+        until, measured, why_each = np.array([until_s]), np.array([measured_only]), np.array([RETURN_GROW])
         while True:
-            why = int(advance(self.block.handle(), float(until_s), measured_only))
+            self._kernels.advance_each(handles([self.block]), until, measured, why_each)
+            why = int(why_each[0])
             if why == RETURN_GROW:
                 self.block = self.block.grown(2 * int(self.block.header["pool"]))
             elif why == RETURN_ERROR:
@@ -159,6 +218,16 @@ class Simulation:
         other.block = self.block.copied({"record": other.records})
         return other
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_kernels"], state["records"]  # the block holds the records
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.records = self.block.external["record"]
+        self._kernels = compiled()
+
     def close(self) -> None:
         """Write what is known of requests that have not ended: tokens emitted, bytes sent, status unfinished."""
         batches = self.block.views["batch"]
@@ -168,8 +237,11 @@ class Simulation:
             out = self.records[row["id"]]
             out["emitted"] = row["emitted"]
             if row["decode_state"] == ACTIVE_SEQ:
+                box = batches[row["b"]]
                 done = self._kernels.iterations_done(self.block.handle(), int(row["b"]), self.now)
-                out["emitted"] += batches[row["b"]]["iterations"] - row["joined_at"] + done
+                out["emitted"] += box["iterations"] - row["joined_at"] + done
+                if done > 0 and np.isnan(out["first_token_s"]):
+                    out["first_token_s"] = box["anchor_t"] + box["first_s"]
             if row["flow_state"] == FLOWING:
                 out["wire_bytes"] += row["sent"] + row["rate"] * (self.now - row["sent_t"])
             elif row["flow_state"] == TAIL:
@@ -199,6 +271,7 @@ class Simulation:
             gap_sum_s=float(h["gap_sum_s"]),
             gap_max_s=float(h["gap_max_s"]),
             preemptions=int(h["preemptions"]),
+            scalings=int(h["scalings"]),
         )
 
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from pdenv.sim import lists
+from pdenv.sim.accrual import quality_accrues, quality_price
 from pdenv.sim.batch import wake_batch
 from pdenv.sim.colocated import enqueue_colocated
 from pdenv.sim.decode import queue_preempted
@@ -147,6 +148,7 @@ def pair_with(S, r, d, q):
     it.b = d
     it.store = q if h.mixed_store else batch(S, d).store
     it.decode_state = PAIRED
+    quality_accrues(S, r, quality_price(S, r, True))
     row = record(S, it.id)
     row.decode = d
     row.store_precision = it.store
@@ -177,7 +179,9 @@ def dispatch_pair(S, r, p, d, q):
     row.mode = 1
     row.prefill = p
     row.wire_precision = q
-    if d >= 0:
+    if d < 0:
+        quality_accrues(S, r, quality_price(S, r, False))
+    else:
         pair_with(S, r, d, q)
         if h.reserve == RESERVE_AT_DISPATCH:
             ask_if_due(S, r, h.now)
@@ -198,6 +202,7 @@ def dispatch_colocated(S, r, c):
     row.mode = 2
     row.colocated = c
     row.store_precision = it.store
+    quality_accrues(S, r, quality_price(S, r, True))
 
 
 @kernel
@@ -261,10 +266,29 @@ def route_is_legal(S, r):
 
 
 @kernel
+def has_somewhere(S, r):
+    """Is any pair or co-located instance legal?"""
+    h = header(S)
+    for c in range(h.n_colocated):
+        if colocated_legal(S, r, c):
+            return True
+    some_prefill = False
+    for p in range(h.n_prefill):
+        some_prefill = some_prefill or prefill_legal(S, r, p)
+    if not some_prefill or h.bind_at_prefill_end:
+        return some_prefill
+    for d in range(h.n_decode):
+        for q in range(N_PRECISIONS):
+            if precision_allowed(S, r, q) and decode_legal(S, r, d, q):
+                return True
+    return False
+
+
+@kernel
 def apply_route(S, r):
     """Carry out the decision in the header on the head of the gateway."""
     h = header(S)
-    if h.act_kind == ACT_WAIT:
+    if h.act_kind == ACT_WAIT or (h.act_kind == ACT_HOLD and not has_somewhere(S, r)):
         hold(S, r, False)
         return
     if not route_is_legal(S, r):

@@ -171,6 +171,7 @@ def settle_scaling(S):
     h = header(S)
     if h.pending != SCALE:
         note_tick(S)
+        h.scale_quiet += 1
         h.act_scale_prefill = 0
         h.act_scale_decode = 0
         h.act_flip = 0
@@ -366,3 +367,18 @@ def advance(S, until, measured_only):
         if not in_instant:
             h.instant_t = t
         process_event(S, i, t)
+
+
+@kernel
+def advance_each(blocks, until, measured_only, why):
+    """`advance` every block whose `why` is RETURN_GROW (not yet run), and say in `why` why it stopped.
+
+    Args:
+        blocks: `(n,)` addresses.
+        until: `(n,)` s.
+        measured_only: `(n,)` bool.
+        why: `(n,)` int64.
+    """
+    for i in range(len(blocks)):
+        if why[i] == RETURN_GROW:
+            why[i] = advance(blocks[i], until[i], measured_only[i])

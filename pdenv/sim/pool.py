@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pdenv.sim.accrual import arrival_accrues, end_accrues
 from pdenv.sim.layout import kernel
 from pdenv.sim.records import COMPLETED
 from pdenv.sim.state import (
@@ -63,6 +64,7 @@ def take_slot(S, row):
     it.fresh = 0
     it.swapped = 0
     it.pairing = 0
+    arrival_accrues(S, r)
     return r
 
 
@@ -75,6 +77,7 @@ def end_request(S, r, t, status):
     row.status = status
     row.finish_s = t
     row.emitted = it.output if status == COMPLETED else it.emitted
+    end_accrues(S, r, t, status)
     h.ended += 1
     if h.measured_from <= it.id < h.measured_to:
         h.measured_left -= 1

@@ -6,6 +6,7 @@ import numpy as np
 
 from pdenv.sim import lists
 from pdenv.sim.accounts import settle_prefill_queue, settle_staging, settle_starved
+from pdenv.sim.accrual import first_token_comes, prefill_end_accrues
 from pdenv.sim.events import prefill_slot, schedule
 from pdenv.sim.layout import kernel
 from pdenv.sim.pool import drop_decode_load, drop_load, drop_prefill_load, end_request
@@ -151,11 +152,13 @@ def finish_prefill(S, p, r, t):
     row = record(S, it.id)
     it.prefill_state = PREFILLED
     row.prefill_end_s = t
+    prefill_end_accrues(S, r, t)
     insert_prompt(S, p, r)
     if not h.decode_first:
         it.emitted = 1
         it.last_token_t = t
         row.first_token_s = t
+        first_token_comes(S, r, t)
         if it.output == 1:
             cancel_rest(S, r, t)
             return

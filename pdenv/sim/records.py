@@ -104,3 +104,4 @@ class Totals:
     gap_sum_s: float
     gap_max_s: float
     preemptions: int
+    scalings: int  # instances switched on or drained

@@ -11,6 +11,7 @@ from pdenv.sim.accounts import (
     settle_prefill_state,
     settle_starved,
 )
+from pdenv.sim.accrual import gpus_accrue, quality_accrues, scaling_accrues
 from pdenv.sim.batch import (
     advance_batch,
     boundary_t,
@@ -101,7 +102,8 @@ def warm_prefill(S, seconds, t):
         if it.state == OFF:
             if h.gpus_on + it.gpus > h.gpu_budget:
                 return False
-            h.gpus_on += it.gpus
+            gpus_accrue(S, it.gpus, t)
+            scaling_accrues(S, t)
             it.timer_t = t + (it.startup_s if seconds < 0.0 else seconds)
             it.flip = 0
             set_prefill_state(S, p, WARMING, t)
@@ -118,7 +120,8 @@ def warm_decode(S, seconds, t):
         if it.state == OFF:
             if h.gpus_on + it.gpus > h.gpu_budget:
                 return False
-            h.gpus_on += it.gpus
+            gpus_accrue(S, it.gpus, t)
+            scaling_accrues(S, t)
             it.timer_t = t + (it.startup_s if seconds < 0.0 else seconds)
             it.flip = 0
             set_decode_state(S, d, WARMING, t)
@@ -173,6 +176,7 @@ def return_to_gateway(S, r, t):
     row.decode = -1
     row.store_precision = -1
     row.wire_precision = -1
+    quality_accrues(S, r, 0.0)
     other = queue(S, lists.GATEWAY_QUEUE).head
     while other >= 0 and request(S, other).id < it.id:
         other = request(S, other).link_next[LINK_PREFILL]
@@ -196,6 +200,7 @@ def return_delivery(S, p, t):
 def drain_prefill(S, p, flip, t):
     """No new work; what has not started goes back to the head of the gateway in order."""
     set_prefill_state(S, p, DRAINING, t)
+    scaling_accrues(S, t)
     prefill(S, p).flip = flip
     header(S).draining += 1
     return_delivery(S, p, t)
@@ -225,6 +230,7 @@ def drain_decode(S, d, flip, t):
     """No new pairs; requests without a reservation are paired again."""
     h = header(S)
     set_decode_state(S, d, DRAINING, t)
+    scaling_accrues(S, t)
     batch(S, d).flip = flip
     batch(S, d).timer_t = t + h.drain_max_s
     h.draining += 1
@@ -352,6 +358,8 @@ def apply_scale(S):
     """Carry out the scaling decision in the header: deltas, prefill first, then a flip."""
     h = header(S)
     t = h.now
+    if h.act_scale_prefill != 0 or h.act_scale_decode != 0 or h.act_flip != 0:
+        h.scale_quiet = 0
     if h.act_scale_prefill > 0:
         warm_prefill(S, -1.0, t)
     elif h.act_scale_prefill < 0:
@@ -389,7 +397,7 @@ def switch_off_drained(S, t):
         if it.state == DRAINING and prefill_is_empty(S, p):
             set_prefill_state(S, p, OFF, t)
             h.draining -= 1
-            h.gpus_on -= it.gpus
+            gpus_accrue(S, -it.gpus, t)
             if it.flip:
                 warm_decode(S, h.flip_delay_s, t)
     for d in range(h.n_decode):
@@ -397,7 +405,7 @@ def switch_off_drained(S, t):
         if it.state == DRAINING and decode_is_empty(S, d):
             set_decode_state(S, d, OFF, t)
             h.draining -= 1
-            h.gpus_on -= it.gpus
+            gpus_accrue(S, -it.gpus, t)
             if it.flip:
                 warm_prefill(S, h.flip_delay_s, t)
     schedule_timers(S)

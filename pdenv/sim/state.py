@@ -44,6 +44,35 @@ ACT_PAIR, ACT_COLOCATED, ACT_HOLD, ACT_REJECT, ACT_WAIT = range(5)  # WAIT: noth
 # Where a settle is (Header.phase); EVENTS means that none is under way.
 EVENTS, SCALING, PAIRING, BOUNDARIES, PAIRING_AGAIN, GATEWAY = range(6)
 
+# Decisions that come from outside (Header.outside, a sum of these).
+OUTSIDE_ROUTE, OUTSIDE_PAIR, OUTSIDE_SCALE = 1, 2, 4
+
+# Rows of Header.cost_weight.
+W_TTFT_STEP, W_TTFT_SLOPE, W_TPOT_STEP, W_TPOT_SLOPE, W_PREFILL, W_TRANSFER, W_DECODE = range(7)
+W_QUALITY = 7  # and the rows after it: a wire or store precision each
+W_REJECTION, W_FAILURE, W_GPU, W_CHURN = range(W_QUALITY + N_PRECISIONS, W_QUALITY + N_PRECISIONS + 4)
+
+#: Terms of the cost as it accrues, rows of TERM.
+TERMS = (
+    "prefill",
+    "transfer",
+    "decode",
+    "ttft_penalty",
+    "tpot_penalty",
+    "rejection_penalty",
+    "failure_penalty",
+    "quality",
+    "gpu",
+    "churn",
+)
+N_TERMS = len(TERMS)
+T_PREFILL, T_TRANSFER, T_DECODE, T_TTFT, T_TPOT, T_REJECTION, T_FAILURE, T_QUALITY, T_GPU, T_CHURN = range(N_TERMS)
+
+# Which part of a request's cost accrues (Request.stage), limits that have passed (Request.late), kinds of due.
+STAGE_NONE, STAGE_PREFILL, STAGE_TRANSFER, STAGE_DECODE = range(4)
+TTFT_LATE, TPOT_LATE = 1, 2
+DUE_TTFT, DUE_TPOT, DUE_FIRST_TOKEN = range(3)
+
 # Why advance() returned.
 RETURN_TIME, RETURN_DECISION, RETURN_DONE, RETURN_GROW, RETURN_ERROR = range(5)
 
@@ -87,6 +116,9 @@ REQUEST = _record(
     ("last_token_t", f8),  # s, NaN before the first token
     ("work_s", f8),  # predicted prefill seconds still counted in its instance's load
     ("hold_since_t", f8),  # s, first hold; NaN
+    ("first_t", f8),  # s, first token as the accrual knows it; NaN
+    ("first_due_t", f8),  # s, end of the iteration that emits it; NaN
+    ("quality", f8),  # cost units charged for its precisions
     ("link_next", i4, (N_LINKS,)),
     ("link_prev", i4, (N_LINKS,)),
     ("hop_next", i4, (MAX_HOPS,)),  # port lists; an entry is request × 8 + hop
@@ -111,6 +143,8 @@ REQUEST = _record(
     ("pairing", i4),  # in the pairing queue
     ("swapped", i4),  # preempted with its KV in host memory
     ("flow_next", i4),  # what the flow's next event is
+    ("stage", i4),  # which part of its cost accrues
+    ("late", i4),  # limits that it has passed
 )
 
 QUEUE = _record(("head", i4), ("tail", i4), ("count", i8))
@@ -216,6 +250,8 @@ PORT = _record(
     ("seen_flows", i4),  # at the last scrape
 )
 
+TERM = _record(("rate", f8), ("value", f8))  # cost units per s, and cost units
+DUE = _record(("t", f8), ("request", i8), ("id", i8), ("kind", i8))  # heap by time
 SLOT = _record(("t", f8))
 SLOT_BLOCK = _record(("t", f8), ("slot", i8))
 HEAP = _record(("key", i8), ("request", i8))
@@ -283,6 +319,8 @@ INTERNAL = {
     "cache_node": CACHE_NODE,
     "cache_cell": CACHE_CELL,
     "gap_bin": _record(("count", i8)),
+    "term": TERM,
+    "due": DUE,
 }
 EXTERNAL = {
     "arrival": ARRIVAL,
@@ -366,13 +404,14 @@ HEADER = _record(
     ("act_scale_decode", i8),
     ("act_flip", i8),  # 1: prefill to decode, 2: decode to prefill
     # the scheduler
-    ("rule", i8),  # compiled rule; 0: decisions come from outside
+    ("outside", i8),  # kinds of decision that come from outside
+    ("rule", i8),  # compiled rule for the others
     ("scaler", i8),
     ("random", np.uint64),
     ("parameter", f8, (24,)),
     ("ttft_limit_s", f8),
     ("tpot_limit_s", f8),
-    ("cost_weight", f8, (8,)),
+    ("cost_weight", f8, (W_CHURN + 1,)),
     ("last_p", i8),  # of a round-robin
     ("last_d", i8),
     ("tick_prefill_busy", f8),  # over the last control interval
@@ -396,6 +435,18 @@ HEADER = _record(
     ("gap_sum_s", f8),
     ("gap_max_s", f8),
     ("events", i8),
+    ("scalings", i8),  # instances switched on or drained
+    # cost as it accrues
+    ("accruing", i8),
+    ("standard", i8),  # the decode part runs from the first token on and is the only one
+    ("charged_from", i8),  # requests that count, by number
+    ("charged_to", i8),
+    ("charged_since_t", f8),  # time in which GPUs and scaling count, s
+    ("charged_until_t", f8),
+    ("beta_per_s", f8),  # discount rate
+    ("origin_t", f8),  # start of the interval, s
+    ("n_dues", i8),
+    ("due_rows", i8),
 )
 
 
@@ -431,6 +482,8 @@ cache = _accessor("cache")
 cache_node = _accessor("cache_node")
 cache_cell = _accessor("cache_cell")
 gap_bin = _accessor("gap_bin")
+term = _accessor("term")
+due = _accessor("due")
 arrival = _accessor("arrival")
 record = _accessor("record")
 prefix_block = _accessor("prefix_block")

@@ -15,6 +15,7 @@ import numpy as np
 
 from pdenv.sim import decisions
 from pdenv.sim.engine import Objective, Simulation
+from pdenv.sim.state import W_QUALITY, W_REJECTION
 from pdenv.topology import Cluster
 
 
@@ -142,8 +143,19 @@ def see(sim: Simulation) -> View:
 
 
 def _objective(h: np.void) -> Objective:
-    limits = (float(h["ttft_limit_s"]), float(h["tpot_limit_s"]))
-    return Objective(*limits, *h["cost_weight"][:7].tolist())
+    weights = h["cost_weight"].tolist()
+    rejection, failure, gpu_s, churn = weights[W_REJECTION:]
+    return Objective(
+        float(h["ttft_limit_s"]),
+        float(h["tpot_limit_s"]),
+        *weights[:W_QUALITY],
+        standard=bool(h["standard"]),
+        quality=tuple(weights[W_QUALITY:W_REJECTION]),
+        rejection=rejection,
+        failure=failure,
+        gpu_s=gpu_s,
+        churn=churn,
+    )
 
 
 def see_request(sim: Simulation) -> RequestView:

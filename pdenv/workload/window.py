@@ -117,6 +117,25 @@ def build(
     return _workload(scenario, rows, recorded.blocks, marked, warmup_s, scale, recorded.name)
 
 
+def count_windows(
+    scenario: Scenario, split: str, trace: str | Path | None = None, rate_scale: float | str = 1.0, seed: int = 0
+) -> int | None:
+    """How many windows a split of a trace holds; None where arrivals are generated, without end."""
+    own_trace = scenario.workload.trace if scenario.workload.kind == "trace" else None
+    path = trace if trace is not None else own_trace
+    if path is None:
+        return None
+    recorded = read_trace(path, np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_JITTER_KEY,))))
+    times = recorded.arrival_s / _scale(scenario, rate_scale, _rows(recorded.prompt_tokens), recorded.span_s)
+    found = 0
+    while True:
+        try:
+            _trace_window(times, scenario.window, split, found, recorded.name)
+        except InputError:
+            return found
+        found += 1
+
+
 def _seeds(seed: int, window: int, split: str) -> np.random.SeedSequence:
     if split not in SPLITS:
         raise InputError(f"no split '{split}'{nearest(split, SPLITS)}", where="split")

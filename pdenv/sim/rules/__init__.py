@@ -1,7 +1,7 @@
 """Compiled schedulers. `RULES` is the one table of them; readable twins live in the `baselines` package.
 
 A rule reads only what a scheduler may see (`seen`, states, the request without its true output length) and leaves its
-decision in the header. Rule 0 means that decisions come from outside.
+decision in the header. Decisions of the kinds in `Header.outside` are not theirs: the engine stops at each.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pdenv.sim.layout import kernel
 from pdenv.sim.rules import pairing, scalers, simple
 from pdenv.sim.rules.common import least_tokens_decode
-from pdenv.sim.state import header, request
+from pdenv.sim.state import OUTSIDE_PAIR, OUTSIDE_ROUTE, OUTSIDE_SCALE, header, request
 
-OUTSIDE, RANDOM, ROUND_ROBIN, LEAST_REQUESTS, LEAST_WORK, KV_AWARE, GREEDY, COLOCATED, THREE_PART = range(9)
+NO_RULE, RANDOM, ROUND_ROBIN, LEAST_REQUESTS, LEAST_WORK, KV_AWARE, GREEDY, COLOCATED, THREE_PART = range(9)
 NO_SCALER, UTILISATION = range(2)
 
 
@@ -73,9 +73,9 @@ RULES: dict[str, Rule] = {
 @kernel
 def choose_route(S, r):
     """Leave a decision for request r in the header; False if decisions come from outside."""
-    rule = header(S).rule
-    if rule == OUTSIDE:
+    if header(S).outside & OUTSIDE_ROUTE:
         return False
+    rule = header(S).rule
     if rule == LEAST_REQUESTS:
         simple.route_least_requests(S, r)
     elif rule == ROUND_ROBIN:
@@ -114,7 +114,7 @@ def pair_decode(S, r):
 @kernel
 def choose_pair(S, r):
     """Leave a decode instance for request r in the header; False if decisions come from outside."""
-    if header(S).rule == OUTSIDE:
+    if header(S).outside & OUTSIDE_PAIR:
         return False
     header(S).act_d = pair_decode(S, r)
     return True
@@ -124,7 +124,7 @@ def choose_pair(S, r):
 def choose_scale(S):
     """Leave a scaling decision in the header; False if decisions come from outside."""
     h = header(S)
-    if h.rule == OUTSIDE:
+    if h.outside & OUTSIDE_SCALE:
         return False
     if h.scaler == UTILISATION:
         scalers.scale_by_utilisation(S)

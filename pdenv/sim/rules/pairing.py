@@ -21,7 +21,23 @@ from pdenv.sim.rules.common import (
     seen_batch,
     seen_prefill,
 )
-from pdenv.sim.state import ACT_COLOCATED, ACT_WAIT, ACTIVE, N_PRECISIONS, batch, header, request
+from pdenv.sim.state import (
+    ACT_COLOCATED,
+    ACT_WAIT,
+    ACTIVE,
+    N_PRECISIONS,
+    W_DECODE,
+    W_PREFILL,
+    W_QUALITY,
+    W_TPOT_SLOPE,
+    W_TPOT_STEP,
+    W_TRANSFER,
+    W_TTFT_SLOPE,
+    W_TTFT_STEP,
+    batch,
+    header,
+    request,
+)
 from pdenv.sim.steps import prefill_seconds
 
 # Rows of Header.parameter.
@@ -29,9 +45,6 @@ LONG_TOKENS = 0  # kv-aware, three-part: from this prompt length on the link dec
 RECEIVE_LIMIT = 1  # three-part: hold while every decode instance has so many requests in its receive queue
 COMPRESS_ABOVE_S = 2  # three-part: compress a transfer that would take longer
 # 3..9: scaler, see rules/scalers.py
-
-# Rows of Header.cost_weight.
-TTFT_STEP, TTFT_SLOPE, TPOT_STEP, TPOT_SLOPE, W_PREFILL, W_TRANSFER, W_DECODE = range(7)
 
 
 @kernel
@@ -133,21 +146,23 @@ def late_cost(S, ttft, tpot):
     h = header(S)
     cost = 0.0
     if ttft > h.ttft_limit_s:
-        cost += h.cost_weight[TTFT_STEP] + h.cost_weight[TTFT_SLOPE] * (ttft - h.ttft_limit_s)
+        cost += h.cost_weight[W_TTFT_STEP] + h.cost_weight[W_TTFT_SLOPE] * (ttft - h.ttft_limit_s)
     if tpot > h.tpot_limit_s:
-        cost += h.cost_weight[TPOT_STEP] + h.cost_weight[TPOT_SLOPE] * (tpot - h.tpot_limit_s)
+        cost += h.cost_weight[W_TPOT_STEP] + h.cost_weight[W_TPOT_SLOPE] * (tpot - h.tpot_limit_s)
     return cost
 
 
 @kernel
 def pair_cost(S, r, p, d, q):
-    """Predicted joint TPOT of the request on (p, d, q) plus SLA penalties."""
+    """Predicted joint TPOT of the request on (p, d, q) plus SLA penalties and the price of the precisions."""
     h = header(S)
+    store = q if h.mixed_store else batch(S, d).store
     k = profile_of_prefill(S, p)
     ttft = seen_prefill(S, p).work_s + prefill_seconds(S, k, request(S, r).prompt, float(request(S, r).prompt) ** 2)
     decode_s = iteration_estimate_s(S, d, r)
     moved = exposed_seconds(S, r, p, d, q) + memory_wait_s(S, r, d, decode_s)
     cost = h.cost_weight[W_PREFILL] * ttft + h.cost_weight[W_TRANSFER] * moved + h.cost_weight[W_DECODE] * decode_s
+    cost += max(h.cost_weight[W_QUALITY + q], h.cost_weight[W_QUALITY + store])
     return cost + late_cost(S, ttft, decode_s + moved / max(request(S, r).predicted - 1, 1))
 
 
@@ -160,7 +175,8 @@ def colocated_cost(S, r, c):
     own = prefill_seconds(S, batch(S, b).profile, request(S, r).prompt, float(request(S, r).prompt) ** 2)
     ttft = seen_batch(S, b).work_s + own
     slowed = decode_s + ttft / max(request(S, r).predicted, 1)
-    return h.cost_weight[W_PREFILL] * ttft + h.cost_weight[W_DECODE] * slowed + late_cost(S, ttft, slowed)
+    cost = h.cost_weight[W_PREFILL] * ttft + h.cost_weight[W_DECODE] * slowed
+    return cost + h.cost_weight[W_QUALITY + batch(S, b).store] + late_cost(S, ttft, slowed)
 
 
 @kernel

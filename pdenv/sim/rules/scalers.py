@@ -24,12 +24,9 @@ def scale_by_utilisation(S):
     After an action both pools rest for QUIET_TICKS ticks, so that its effect is seen before the next one.
     """
     h = header(S)
-    h.scale_quiet += 1
     if h.scale_quiet <= h.parameter[QUIET_TICKS]:
         return
     up = band(h.tick_prefill_demanded, h.parameter[PREFILL_LOW], h.parameter[PREFILL_HIGH])
     down = band(h.tick_decode_memory, h.parameter[DECODE_LOW], h.parameter[DECODE_HIGH])
     h.act_scale_prefill = up
     h.act_scale_decode = down
-    if up != 0 or down != 0:
-        h.scale_quiet = 0

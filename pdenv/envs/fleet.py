@@ -1,0 +1,472 @@
+"""Many environments side by side: the one implementation behind the single, vectorised and SB3 forms."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from gymnasium.utils import seeding
+
+from pdenv import metrics
+from pdenv.envs.episodes import Start, Starts, draw_window
+from pdenv.envs.kernels import compiled
+from pdenv.envs.kernels.act import DECIDED
+from pdenv.envs.kernels.face import FACE, NEW_DECISION
+from pdenv.envs.kernels.features import FEATURES, bounds
+from pdenv.envs.layout import ACTION_MODES, K_COLOCATED, K_PAIR
+from pdenv.envs.settings import Settings, load
+from pdenv.errors import InputError, nearest
+from pdenv.run import whole_number
+from pdenv.sim.block import handles
+from pdenv.sim.compiled import compiled as engine_kernels
+from pdenv.sim.engine import Simulation
+from pdenv.sim.layout import JIT
+from pdenv.sim.records import WAITING, Totals
+from pdenv.sim.state import (
+    N_TERMS,
+    NO_DECISION,
+    RETURN_DECISION,
+    RETURN_DONE,
+    RETURN_ERROR,
+    RETURN_GROW,
+    T_FAILURE,
+    W_FAILURE,
+)
+from pdenv.workload.window import SPLITS
+
+OPTIONS = ("window", "scenario", "rate_scale", "split")
+
+
+class IllegalAction(InputError):
+    """An action that the mask does not allow, or that is not in the action space; nothing has happened."""
+
+
+class Fleet:
+    """`n` environments with the same settings, their arrays, and what happens to them.
+
+    Attributes:
+        observations: `(n, size)` float32, of the last step; `layout.parts` names its parts.
+        masks: `(n, A)` bool.
+        terms: `(n, N_TERMS)` cost units of the last step.
+        dt: `(n,)` s of the last step.
+        over: `(n,)` bool, the episode has ended.
+        reference_cost: `(n,)` cost units that the reference rule accrued over the last step.
+    """
+
+    def __init__(self, settings: Settings, n: int, threads: int = 1, rollouts_per_window: int = 1) -> None:
+        self.settings = settings
+        self.layout = layout = settings.layout
+        self.n = n
+        self.rollouts_per_window = rollouts_per_window
+        self.starts = Starts(settings)
+        self.rngs: list[np.random.Generator] = []
+        self.seeds: list[int] = []
+        self.sims: list[Simulation] = []
+        self.episodes: list[Start] = []
+        self.references: list[Simulation] = []
+        self.stretch = np.zeros(n, np.int64)
+        self.begun: list[Totals | None] = [None] * n
+        self.ended: list[Totals | None] = [None] * n
+        self.observations = np.zeros((n, layout.size), np.float32)
+        self.masks = np.zeros((n, layout.n_actions), np.bool_)
+        self.terms = np.zeros((n, N_TERMS))
+        self.dt = np.zeros(n)
+        self.over = np.ones(n, np.bool_)
+        self.reference_cost = np.zeros(n)
+        self.total_cost = np.zeros(n)
+        self.reference_total = np.zeros(n)
+        self.faces = np.zeros(n, FACE) if JIT else np.zeros(n, FACE).view(np.recarray)
+        self._set_faces()
+        self.orders = np.full((n, layout.prefill + layout.decode + layout.colocated), -1, np.int32)
+        self.low, self.high = _flat_bounds(settings)
+        self.until = np.zeros(n)
+        self.measured_only = np.zeros(n, np.bool_)
+        self.why = np.full(n, RETURN_DECISION, np.int64)
+        self.done = np.zeros(n, np.int64)
+        self.all = np.arange(n)
+        self.threads = threads
+        self._connect()
+
+    # ---- what cannot be copied or pickled -----------------------------------------------------------
+
+    def _connect(self) -> None:
+        self._kernels = compiled()
+        self._advance = engine_kernels().advance_each
+        self._executor = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
+        self._addresses: Any = handles([sim.block for sim in self.sims])
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in ("_kernels", "_advance", "_executor", "_addresses"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._connect()
+
+    def close(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown()
+
+    # ---- reset --------------------------------------------------------------------------------------
+
+    def seed(self, seeds: Sequence[int | None]) -> None:
+        """New random streams; None goes on with the one there is, or starts one at random."""
+        fresh = not self.rngs
+        for i, seed in enumerate(seeds):
+            if fresh:
+                if seed is None and i % self.rollouts_per_window:
+                    seed = self.seeds[-1]
+                rng, used = seeding.np_random(seed)
+                self.rngs.append(rng)
+                self.seeds.append(used)
+            elif seed is not None:
+                self.rngs[i], self.seeds[i] = seeding.np_random(seed)
+
+    def seeds_from(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
+        """A seed for each environment: `seed`, `seed + 1`, …; those that share windows share a seed."""
+        if seed is None:
+            return [None] * self.n
+        if isinstance(seed, int | np.integer):
+            return [int(seed) + i // self.rollouts_per_window for i in range(self.n)]
+        if len(seed) != self.n:
+            raise InputError(f"are {len(seed)}; give one for each of the {self.n} environments", where="seeds")
+        return list(seed)
+
+    def reset(self, which: np.ndarray, options: Mapping[str, Any] | None = None) -> None:
+        """Start new episodes in the environments `which`; all at the first time.
+
+        Raises:
+            InputError: a bad option.
+        """
+        if not self.rngs:
+            self.seed([None] * self.n)
+        if not self.sims:
+            which = self.all
+        chosen = [self._choose(int(i), options or {}) for i in which]
+        if not self.sims:
+            self.sims, self.episodes = [start.sim for start in chosen], list(chosen)
+            self.references = [start.sim for start in chosen] if self.settings.reference else []
+        for i, start in zip(which, chosen, strict=True):
+            self._begin(int(i), start)
+        self._addresses = handles([sim.block for sim in self.sims])
+        self.why[which] = RETURN_GROW
+        self._run_on(which)
+        self._observe(which, first=True)
+
+    def _choose(self, i: int, options: Mapping[str, Any]) -> Start:
+        """The start of the next episode of environment i, as the options say."""
+        for name in options:
+            if name not in OPTIONS:
+                raise InputError(f"no option '{name}'{nearest(str(name), OPTIONS)}", where="options")
+        settings = self.settings
+        scenario = settings.scenario
+        if options.get("scenario") is not None:
+            scenario = settings.adapted(load(options["scenario"]))
+        split = options.get("split", settings.split)
+        if split not in SPLITS:
+            raise InputError(f"no split '{split}'{nearest(str(split), SPLITS)}", where="options")
+        rate_scale = options.get("rate_scale", settings.rate_scale)
+        window = options.get("window", settings.window)
+        if window is None:
+            window = draw_window(self.starts.count(scenario, split, rate_scale), self.rngs[i])
+        return self.starts.get(scenario, split, whole_number(window, "window"), rate_scale)
+
+    def _begin(self, i: int, start: Start) -> None:
+        self.episodes[i] = start
+        self.sims[i] = start.sim.copy()
+        if self.settings.reference:
+            self.references[i] = reference = start.sim.copy()
+            reference.set_rule(self.settings.reference, seed=start.window)
+            reference.block.header["outside"] = 0
+        self.stretch[i] = 0
+        self.begun[i] = start.totals
+        self.ended[i] = None
+        self.until[i] = start.stretches[0].until_s
+        self.measured_only[i] = start.stretches[0].measured_only
+        self.over[i] = False
+        self.total_cost[i] = self.reference_total[i] = self.reference_cost[i] = 0.0
+        self.terms[i] = 0.0
+        self.dt[i] = 0.0
+        face = self.faces[i]
+        face["stage"] = NEW_DECISION
+        face["asked_t"] = start.sim.now
+        face["replaced"] = 0
+        self._order(i, start)
+
+    def _order(self, i: int, start: Start) -> None:
+        """Which instance each row shows."""
+        layout, cluster = self.layout, start.sim.cluster
+        at = 0
+        for rows, pool in zip(
+            (layout.prefill, layout.decode, layout.colocated),
+            (cluster.prefill, cluster.decode, cluster.colocated),
+            strict=True,
+        ):
+            shown = self.orders[i, at : at + rows]
+            shown[:] = -1
+            shown[: len(pool)] = np.arange(len(pool))
+            if self.settings.shuffle_instances:
+                self.rngs[i].shuffle(shown)
+            at += rows
+
+    def _set_faces(self) -> None:
+        settings, layout = self.settings, self.layout
+        self.faces["mode"] = ACTION_MODES.index(layout.mode)
+        self.faces["routes"] = layout.routes
+        self.faces["scales"] = layout.scales
+        self.faces["work_conserving"] = settings.work_conserving
+        self.faces["replace"] = settings.replace_illegal
+        for name in ("prefill", "decode", "colocated"):
+            self.faces[f"rows_{name}"] = getattr(layout, name)
+
+    # ---- step ---------------------------------------------------------------------------------------
+
+    def actions_from(self, actions: Any) -> np.ndarray:
+        """`(n, 1)` or, factored, `(n, 5)` int64.
+
+        Raises:
+            IllegalAction: of another shape or type.
+        """
+        width = len(self.layout.widths) if self.layout.mode == "factored" else 1
+        array = np.asarray(actions)
+        if array.dtype.kind not in "iu" or array.size != self.n * width or array.shape[:1] != (self.n,):
+            shape = (self.n, width) if width > 1 else (self.n,)
+            message = f"is {_short(actions)}; give whole numbers of shape {shape} from the action space"
+            raise IllegalAction(message, where="action")
+        return np.ascontiguousarray(array.reshape(self.n, width), np.int64)
+
+    def action_from(self, action: Any) -> np.ndarray:
+        """The same for a single environment."""
+        if self.layout.mode == "factored":
+            return self.actions_from(np.asarray(action)[None])
+        try:
+            if isinstance(action, bool | np.bool_):
+                raise TypeError
+            return np.array([[operator.index(action)]], np.int64)
+        except TypeError:
+            array = np.asarray(action)
+            if array.shape in ((), (1,)) and array.dtype.kind in "iu":
+                return array.reshape(1, 1).astype(np.int64)
+        message = f"is {_short(action)}; give a whole number in 0..{self.layout.n_actions - 1}"
+        raise IllegalAction(message, where="action")
+
+    def check(self, which: np.ndarray, actions: np.ndarray) -> None:
+        """Refuse actions that are not legal, before anything has happened.
+
+        Raises:
+            IllegalAction: names the first one.
+        """
+        if self.settings.replace_illegal:
+            legal = self._within(actions[which])
+        else:
+            legal = self._within(actions[which]) & self._legal(which, actions[which])
+        if legal.all():
+            return
+        i = int(which[np.flatnonzero(~legal)[0]])
+        action = actions[i].tolist()
+        shown = action[0] if len(action) == 1 else tuple(action)
+        if not self._within(actions[i : i + 1])[0]:
+            raise IllegalAction(f"{shown} is not in {self.layout.action_space()}", where="action")
+        where = "" if self.n == 1 else f" in environment {i}"
+        message = f"{shown} is not legal now{where}; legal: {self._legal_choices(i)} (see action_masks())"
+        raise IllegalAction(message, where="action")
+
+    def _within(self, actions: np.ndarray) -> np.ndarray:
+        """`(m,)` bool: inside the action space."""
+        limits = self.layout.widths if self.layout.mode == "factored" else (self.layout.n_actions,)
+        return ((actions >= 0) & (actions < np.array(limits))).all(axis=1)
+
+    def _legal(self, which: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """`(m,)` bool: allowed by the mask; of a factored action only the factors that its kind uses count."""
+        inside = self._within(actions)
+        actions = np.where(inside[:, None], actions, 0)
+        if self.layout.mode != "factored":
+            return inside & self.masks[which, actions[:, 0]]
+        first = np.cumsum((0, *self.layout.widths))[:-1]
+        each = np.take_along_axis(self.masks[which], first + actions, axis=1)
+        kind = actions[:, 0]
+        pair = (kind != K_PAIR) | each[:, 1:4].all(axis=1)
+        colocated = (kind != K_COLOCATED) | each[:, 4]
+        return inside & each[:, 0] & pair & colocated
+
+    def _legal_choices(self, i: int) -> str:
+        if self.layout.mode != "factored":
+            return _listed(np.flatnonzero(self.masks[i]))
+        names = ("kind", "prefill", "decode", "precision", "co-located")
+        split = np.split(self.masks[i], np.cumsum(self.layout.widths)[:-1])
+        return "; ".join(f"{name} {_listed(np.flatnonzero(part))}" for name, part in zip(names, split, strict=True))
+
+    def step(self, which: np.ndarray, actions: np.ndarray) -> None:
+        """Act in the environments `which`, none of which is over, and run each to its next decision.
+
+        Args:
+            which: `(m,)` indices.
+            actions: from `actions_from`.
+
+        Raises:
+            IllegalAction: nothing has happened.
+        """
+        self.check(which, actions)
+        if self._executor is not None and len(which) >= 2 * self.threads:
+            parts = np.array_split(which, self.threads)
+            list(self._executor.map(lambda part: self._work(part, actions), parts))
+        else:
+            self._work(which, actions)
+        held_up = which[self.why[which] != RETURN_DECISION]
+        if held_up.size:
+            self._run_on(held_up)
+            self._observe(held_up)
+        if self.settings.reference:
+            self._follow(which)
+        for i in held_up[self.over[held_up]]:
+            self._charge_unfinished(int(i))
+        self.total_cost[which] += self.terms[which].sum(axis=1)
+
+    def _work(self, which: np.ndarray, actions: np.ndarray) -> None:
+        """Act, run to the next decision where there is one, and observe: three calls for all of them."""
+        self._kernels.act_each(self._addresses, self.faces, self.orders, self.masks, which, actions, self.done)
+        if len(which) == self.n:
+            self.why[self.done == DECIDED] = RETURN_GROW
+            self._advance(self._addresses, self.until, self.measured_only, self.why)
+        else:
+            decided = which[self.done[which] == DECIDED]
+            self._advance_some(decided)
+        self._observe(which)
+
+    def _advance_some(self, which: np.ndarray) -> None:
+        if which.size == 0:
+            return
+        why = np.full(len(which), RETURN_GROW, np.int64)
+        chosen = [self._addresses[i] for i in which]
+        blocks = np.array(chosen) if isinstance(self._addresses, np.ndarray) else chosen
+        self._advance(blocks, self.until[which], self.measured_only[which], why)
+        self.why[which] = why
+
+    def _observe(self, which: np.ndarray, first: bool = False) -> None:
+        self._kernels.observe_each(
+            self._addresses,
+            self.faces,
+            self.orders,
+            self.low,
+            self.high,
+            which,
+            self.why,
+            first,
+            self.observations,
+            self.masks,
+            self.terms,
+            self.dt,
+        )
+
+    def _run_on(self, which: np.ndarray) -> None:
+        """Run those that stopped for another reason than a decision on, until they stand at one or are over."""
+        while which.size:
+            for i in which:
+                self._next_stretch(int(i))
+            self._advance_some(which[self.why[which] == RETURN_GROW])
+            which = which[self.why[which] != RETURN_DECISION]
+
+    def _next_stretch(self, i: int) -> None:
+        """Deal with what stopped environment i: no room, or the end of a stretch."""
+        why, sim = int(self.why[i]), self.sims[i]
+        if why == RETURN_ERROR:
+            raise RuntimeError(f"the engine refused an action at {sim.now} s")
+        if why == RETURN_GROW:
+            if sim.block.header["free"] < 0:
+                sim.block = sim.block.grown(2 * int(sim.block.header["pool"]))
+                self._readdress(i)
+            return
+        stretches = self.episodes[i].stretches
+        if self.settings.evaluation:
+            if self.stretch[i] == 0:
+                self.begun[i] = sim.totals()
+            elif self.stretch[i] == 1:
+                self.ended[i] = sim.totals()
+        self.stretch[i] += 1
+        if self.stretch[i] == len(stretches):
+            self.over[i] = True
+            self.why[i] = RETURN_DECISION
+            assert sim.block.header["pending"] == NO_DECISION
+            return
+        self.until[i] = stretches[self.stretch[i]].until_s
+        self.measured_only[i] = stretches[self.stretch[i]].measured_only
+        self.why[i] = RETURN_GROW
+
+    def _readdress(self, i: int) -> None:
+        address = handles([self.sims[i].block])[0]
+        self._addresses[i] = address
+
+    def _charge_unfinished(self, i: int) -> None:
+        """At the end of an evaluation, what has not ended is charged as failed."""
+        if self.settings.evaluation:
+            load = self.episodes[i].load
+            left = np.count_nonzero(self.sims[i].records["status"][load.measured_from : load.measured_to] == WAITING)
+            self.terms[i, T_FAILURE] += left * float(self.sims[i].block.header["cost_weight"][W_FAILURE])
+
+    # ---- the reference ------------------------------------------------------------------------------
+
+    def _follow(self, which: np.ndarray) -> None:
+        """Let the reference rule serve the same window up to the same time."""
+        for i in which:
+            reference = self.references[i]
+            if self.over[i] and self.settings.evaluation:
+                last = self.episodes[i].stretches[-1]
+                reference.step(max(last.until_s, self.sims[i].now), measured_only=True)
+            else:
+                reference.step(self.sims[i].now)
+            cost = float(reference.accrued().sum())
+            if self.over[i] and self.settings.evaluation:
+                load = self.episodes[i].load
+                left = np.count_nonzero(reference.records["status"][load.measured_from : load.measured_to] == WAITING)
+                cost += left * float(reference.block.header["cost_weight"][W_FAILURE])
+            self.reference_cost[i] = cost
+            self.reference_total[i] += cost
+
+    # ---- the end ------------------------------------------------------------------------------------
+
+    def summary(self, i: int) -> dict[str, Any]:
+        """The engine's summary of the episode of environment i, as `pdenv simulate` prints it."""
+        start, sim = self.episodes[i], self.sims[i]
+        begun = self.begun[i]
+        assert begun is not None
+        ended = self.ended[i] or sim.totals()
+        return metrics.summarise(start.scenario, sim.cluster, start.load, sim.records, begun, ended, until_s=sim.now)
+
+    def score(self, i: int) -> dict[str, Any]:
+        """Cost a measured request of the episode, and of the reference rule over the same window.
+
+        `better` is the share by which the episode was cheaper than the reference.
+        """
+        load = self.episodes[i].load
+        requests = load.measured_to - load.measured_from
+        cost = float(self.total_cost[i]) / requests
+        if not self.settings.reference:
+            return {"cost": cost}
+        reference = float(self.reference_total[i]) / requests
+        better = 1.0 - cost / reference if reference > 0.0 else 0.0
+        return {"cost": cost, "reference_cost": reference, "better": better}
+
+
+def _flat_bounds(settings: Settings) -> tuple[np.ndarray, np.ndarray]:
+    """`(size,)` float32 least and largest values of an observation."""
+    layout = settings.layout
+    low, high = np.zeros(layout.size, np.float32), np.zeros(layout.size, np.float32)
+    for part in FEATURES:
+        for flat, bound in zip((low, high), bounds(part), strict=True):
+            layout.parts(flat)[part][...] = bound
+    return low, high
+
+
+def _short(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def _listed(numbers: np.ndarray) -> str:
+    shown = ", ".join(map(str, numbers[:12].tolist()))
+    return shown + (f", … ({len(numbers)} in all)" if len(numbers) > 12 else "")

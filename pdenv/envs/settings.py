@@ -1,0 +1,216 @@
+"""What an environment is made with, checked once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from pdenv.envs.layout import Layout, layout_of
+from pdenv.errors import InputError, nearest
+from pdenv.metrics import COST_MODES
+from pdenv.scenario import Scenario, load_scenario
+from pdenv.scenario_checks import check
+from pdenv.sim.rules import RULES
+from pdenv.sim.state import OUTSIDE_PAIR, OUTSIDE_ROUTE, OUTSIDE_SCALE
+from pdenv.workload.config import WindowConfig
+from pdenv.workload.window import SPLITS
+
+Reward = Literal["joint", "standard", "normalised"]
+
+ON_ILLEGAL = ("error", "replace")
+
+#: Seconds between scaling decisions where the scenario has none.
+DEFAULT_INTERVAL_S = 30.0
+
+#: Which decisions an environment takes itself; the others are `rule`'s.
+OUTSIDE = {
+    "routing": OUTSIDE_ROUTE | OUTSIDE_PAIR,
+    "scaling": OUTSIDE_SCALE,
+    "cluster": OUTSIDE_ROUTE | OUTSIDE_PAIR | OUTSIDE_SCALE,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """See `pdenv.envs.single.ClusterEnv` for the meaning of each."""
+
+    kind: str  # "routing", "scaling" or "cluster"
+    scenario: Scenario  # with the reward mode and the control interval of this environment
+    layout: Layout
+    split: str
+    window: int | None
+    windows: int | None
+    rate_scale: float | str
+    trace: str | None
+    workload_seed: int
+    evaluation: bool
+    horizon_requests: int | None
+    horizon_s: float | None
+    warm_start: str | None
+    rule: str
+    reference: str | None
+    work_conserving: bool
+    replace_illegal: bool
+    shuffle_instances: bool
+    beta_per_s: float
+    pad: tuple[int, int, int] | None
+    interval_s: float | None
+
+    @property
+    def outside(self) -> int:
+        return OUTSIDE[self.kind]
+
+    def adapted(self, scenario: Scenario) -> Scenario:
+        """Another scenario under the same reward mode and control interval.
+
+        Raises:
+            InputError: it does not fit into the observation.
+        """
+        scenario = _adapted(scenario, self.kind, self.scenario.cost.mode, self.interval_s)
+        layout = self.layout
+        layout_of(scenario.cluster(), layout.mode, layout.routes, layout.scales, _rows(layout))
+        return scenario
+
+    def episode_window(self, scenario: Scenario) -> WindowConfig:
+        """How long an episode is. In training nothing is needed after its end."""
+        window = scenario.window
+        if self.horizon_requests is not None:
+            window = window.model_copy(update={"requests": self.horizon_requests, "duration_s": None})
+        if self.horizon_s is not None:
+            window = window.model_copy(update={"requests": None, "duration_s": self.horizon_s})
+        return window if self.evaluation else window.model_copy(update={"drain_max_s": 0.0})
+
+
+def _rows(layout: Layout) -> tuple[int, int, int]:
+    return (layout.prefill, layout.decode, layout.colocated)
+
+
+def _one_of(value: Any, name: str, choices: tuple[str, ...] | Mapping[str, Any]) -> str:
+    if value not in tuple(choices):
+        raise InputError(f"is {value!r}{nearest(str(value), choices)}", where=name)
+    return str(value)
+
+
+def _whole(value: Any, name: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InputError(f"is {value!r}; give a whole number from {least}", where=name)
+    return int(value)
+
+
+def _number(value: Any, name: str, above: float = -math.inf, least: float = -math.inf) -> float:
+    good = isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value <= above or value < least:
+        limit = f" above {above:g}" if above > -math.inf else f" from {least:g}"
+        raise InputError(f"is {value!r}; give a finite number{limit}", where=name)
+    return float(value)
+
+
+def _flag(value: Any, name: str) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise InputError(f"is {value!r}; give True or False", where=name)
+    return bool(value)
+
+
+def _adapted(scenario: Scenario, kind: str, reward: str, interval_s: float | None) -> Scenario:
+    """The scenario with the environment's reward mode and, where it scales, a control interval."""
+    if not (scenario.prefill and scenario.decode) and kind == "scaling":
+        raise InputError(f"scenario '{scenario.name}' has no pools to scale", where="scenario")
+    if interval_s is None and kind != "routing" and scenario.scaling.interval_s == 0.0 and scenario.prefill:
+        interval_s = DEFAULT_INTERVAL_S
+    scaling = scenario.scaling if interval_s is None else scenario.scaling.model_copy(update={"interval_s": interval_s})
+    cost = scenario.cost.model_copy(update={"mode": reward})
+    changed = scenario.model_copy(update={"cost": cost, "scaling": scaling})
+    for where, message in check(changed)[:1]:
+        raise InputError(message, where=".".join(map(str, where)))
+    return changed
+
+
+def load(scenario: Scenario | str | Path, overrides: Mapping[str, Any] | None = None) -> Scenario:
+    """A Scenario, or the name or path of one.
+
+    Raises:
+        InputError: of another type, unknown, or not valid.
+    """
+    if isinstance(scenario, Scenario):
+        if overrides:
+            raise InputError("are for a scenario by name or path; change the Scenario itself", where="overrides")
+        return scenario
+    if not isinstance(scenario, str | Path):
+        message = f"is of type {type(scenario).__name__}; give a Scenario, or the name or path of one"
+        raise InputError(message, where="scenario")
+    return load_scenario(scenario, overrides or {})
+
+
+def make_settings(
+    kind: str,
+    *,
+    scenario: Scenario | str | Path = "operating-point",
+    overrides: Mapping[str, Any] | None = None,
+    reward: Reward = "joint",
+    action_mode: str = "pair",
+    split: str = "train",
+    window: int | None = None,
+    windows: int | None = 64,
+    rate_scale: float | str = 1.0,
+    trace: str | Path | None = None,
+    workload_seed: int = 0,
+    evaluation: bool = False,
+    horizon_requests: int | None = None,
+    horizon_s: float | None = None,
+    warm_start: str | None = "three-part",
+    rule: str = "three-part",
+    interval_s: float | None = None,
+    reference: str | None = None,
+    work_conserving: bool = False,
+    on_illegal: str = "error",
+    shuffle_instances: bool = False,
+    pad: tuple[int, int, int] | None = None,
+    beta_per_s: float = 0.0,
+) -> Settings:
+    """Check the arguments of an environment.
+
+    Raises:
+        InputError: says which argument is wrong, and what would be right.
+    """
+    if interval_s is not None:
+        _number(interval_s, "interval_s", above=0.0)
+        if kind == "routing":
+            raise InputError("is for environments that scale; set scaling.interval_s instead", where="interval_s")
+    if horizon_requests is not None and horizon_s is not None:
+        raise InputError("give horizon_requests or horizon_s, not both", where="horizon_s")
+    if trace is not None and not isinstance(trace, str | Path):
+        raise InputError(f"is of type {type(trace).__name__}; give the path of a file", where="trace")
+    checked = _adapted(load(scenario, overrides), kind, _one_of(reward, "reward", COST_MODES), interval_s)
+    layout = layout_of(checked.cluster(), action_mode, kind != "scaling", kind != "routing", pad)
+    rules = tuple(RULES)
+    for name, chosen in (("rule", rule), ("warm_start", warm_start), ("reference", reference)):
+        if chosen == "colocated" and not checked.colocated:
+            raise InputError(f"'colocated' needs co-located instances; '{checked.name}' has none", where=name)
+    return Settings(
+        kind=kind,
+        scenario=checked,
+        layout=layout,
+        split=_one_of(split, "split", SPLITS),
+        window=None if window is None else _whole(window, "window", 0),
+        windows=None if windows is None else _whole(windows, "windows", 1),
+        rate_scale=rate_scale,
+        trace=None if trace is None else str(trace),
+        workload_seed=_whole(workload_seed, "workload_seed", 0),
+        evaluation=_flag(evaluation, "evaluation"),
+        horizon_requests=None if horizon_requests is None else _whole(horizon_requests, "horizon_requests", 1),
+        horizon_s=None if horizon_s is None else _number(horizon_s, "horizon_s", above=0.0),
+        warm_start=None if warm_start is None else _one_of(warm_start, "warm_start", rules),
+        rule=_one_of(rule, "rule", rules),
+        reference=None if reference is None else _one_of(reference, "reference", rules),
+        work_conserving=_flag(work_conserving, "work_conserving"),
+        replace_illegal=_one_of(on_illegal, "on_illegal", ON_ILLEGAL) == "replace",
+        shuffle_instances=_flag(shuffle_instances, "shuffle_instances"),
+        beta_per_s=_number(beta_per_s, "beta_per_s", least=0.0),
+        pad=_rows(layout) if pad is not None else None,
+        interval_s=interval_s,
+    )
