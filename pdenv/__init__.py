@@ -20,17 +20,19 @@ from pdenv.envs.registration import register as _register
 
 if TYPE_CHECKING:
     from pdenv.bench.compare import compare
+    from pdenv.envs.sb3 import make_sb3_vec_env
     from pdenv.run import simulate
     from pdenv.scenario import Scenario, load_scenario
 
 __version__ = "0.1.0"
 
-__all__ = ["Scenario", "__version__", "compare", "load_scenario", "simulate"]
+__all__ = ["Scenario", "__version__", "compare", "load_scenario", "make_sb3_vec_env", "simulate"]
 
 _HOMES = {
     "Scenario": "pdenv.scenario",
     "compare": "pdenv.bench.compare",
     "load_scenario": "pdenv.scenario",
+    "make_sb3_vec_env": "pdenv.envs.sb3",
     "simulate": "pdenv.run",
 }
 

@@ -16,6 +16,4 @@ def register() -> None:
     """Tell Gymnasium; `import pdenv` does it."""
     for name, kind in IDS.items():
         if name not in gym.registry:
-            gym.register(
-                name, entry_point=f"pdenv.envs.single:{kind}", vector_entry_point=f"pdenv.envs.vector:{kind}"
-            )
+            gym.register(name, entry_point=f"pdenv.envs.single:{kind}", vector_entry_point=f"pdenv.envs.vector:{kind}")

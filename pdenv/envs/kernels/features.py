@@ -80,12 +80,13 @@ REQUEST = (
     _tokens("predicted_tokens", "length of its output as the predictor told at arrival"),
     _seconds("waited_s", "since its arrival"),
     _seconds("held_s", "since it was first held; 0 if never"),
-    Feature(
-        "ttft_left_s", "until its TTFT limit passes; negative after that", "s", -1e4, 1e4, Scale.LOG, 0.01
-    ),
+    Feature("ttft_left_s", "until its TTFT limit passes; negative after that", "s", -1e4, 1e4, Scale.LOG, 0.01),
     _count("attempts", "decisions taken on it so far"),
     Feature("priority", "higher is kept longer in decode memory", "rank", 0.0, 1e3, Scale.LOG, 1.0),
-    *(_flag(f"may_{name}", f"its tier allows {name} on the wire (when pairing: it was dispatched so)") for name in PRECISIONS),
+    *(
+        _flag(f"may_{name}", f"its tier allows {name} on the wire (when pairing: it was dispatched so)")
+        for name in PRECISIONS
+    ),
     _flag("may_hold", "it may be held"),
     _flag("may_reject", "it may be rejected"),
 )
@@ -97,7 +98,14 @@ PREFILL = (
     _seconds("work_s", "predicted time to compute them, the same"),
     _share("staging", "KV in staging memory / its capacity, as last scraped"),
     _seconds("prefill_s", "time that this request's prompt takes on it alone"),
-    Feature("cached_share", "leading share of the prompt in its prefix cache, from cache events", "share", 0.0, 1.0, Scale.SHARE),
+    Feature(
+        "cached_share",
+        "leading share of the prompt in its prefix cache, from cache events",
+        "share",
+        0.0,
+        1.0,
+        Scale.SHARE,
+    ),
 )
 
 DECODE = (
@@ -114,10 +122,14 @@ DECODE = (
 
 PAIR = (
     *(
-        _seconds(f"transfer_{name}_s", f"transfer of this request in {name} if one more flow shared every port of the path")
+        _seconds(
+            f"transfer_{name}_s", f"transfer of this request in {name} if one more flow shared every port of the path"
+        )
         for name in PRECISIONS
     ),
-    Feature("tier", "slowest kind of link on the path: 0 NIC, 1 rack, 2 spine, 3 NVLink", "index", 0.0, 3.0, Scale.SHARE),
+    Feature(
+        "tier", "slowest kind of link on the path: 0 NIC, 1 rack, 2 spine, 3 NVLink", "index", 0.0, 3.0, Scale.SHARE
+    ),
 )
 
 COLOCATED = (
@@ -131,7 +143,14 @@ COLOCATED = (
     _seconds("work_s", "predicted time to compute their prompts, as last scraped plus what was sent since"),
     _seconds("iteration_s", "time of an iteration with them and this request", 0.001, 1e3),
     _seconds("prefill_s", "time that this request's prompt takes on it alone"),
-    Feature("cached_share", "leading share of the prompt in its prefix cache, from cache events", "share", 0.0, 1.0, Scale.SHARE),
+    Feature(
+        "cached_share",
+        "leading share of the prompt in its prefix cache, from cache events",
+        "share",
+        0.0,
+        1.0,
+        Scale.SHARE,
+    ),
 )
 
 CLUSTER = (

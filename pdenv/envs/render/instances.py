@@ -110,23 +110,19 @@ class _Look(NamedTuple):
     edges: tuple[str, ...]  # colours of the stripe on the left
     meters: list[Meter]
     tags: list[Tag]
-    count: int  # shown alone where there is no room for words
+    queued: int  # shown alone where there is no room for words
     alert: bool
 
 
 def _prefill_look(it: Prefill) -> _Look:
     meters, tags = prefill_meters(it), prefill_tags(it)
-    return _Look(
-        it.name, it.state, style.PREFILL_PALE, (style.PREFILL,), meters, tags, it.waiting_requests, it.stalled
-    )
+    return _Look(it.name, it.state, style.PREFILL_PALE, (style.PREFILL,), meters, tags, it.waiting_requests, it.stalled)
 
 
 def _decode_look(it: Decode) -> _Look:
     meters, tags = decode_meters(it), decode_tags(it)
     alert = it.preempted_requests > 0
-    return _Look(
-        it.name, it.state, style.DECODE_PALE, (style.DECODE,), meters, tags, it.receiving_requests, alert
-    )
+    return _Look(it.name, it.state, style.DECODE_PALE, (style.DECODE,), meters, tags, it.receiving_requests, alert)
 
 
 def _colocated_look(it: Colocated) -> _Look:
@@ -223,10 +219,10 @@ def _small(canvas: Canvas, box: Box, look: _Look) -> None:
     left, right = box.x + 6.0, box.right - 3.0
     off = look.state == "off"
     width = canvas.text(left, box.y + 11.0, _number(look.name), 9.0, style.FAINT if off else style.MUTED)
-    if look.count:
+    if look.queued:
         room = right - left - width - 3.0
         colour = style.ALERT if look.alert else look.edges[0]
-        canvas.text(right, box.y + 11.0, f"{look.count}", 9.0, colour, bold=True, align="right", room=room)
+        canvas.text(right, box.y + 11.0, f"{look.queued}", 9.0, colour, bold=True, align="right", room=room)
     if off:
         return
     pitch = (box.height - 14.5) / 2
@@ -298,10 +294,9 @@ def bundled(scene: Scene) -> bool:
     return len(scene.prefill) * len(scene.decode) > MAX_PAIRS
 
 
-def widest_strand(scene: Scene) -> float:
+def widest_strand(scene: Scene, layout: Layout) -> float:
     """Bytes/s that the widest line stands for."""
-    uplinks = [port.capacity_bytes_per_s for port in scene.rack_ports]
-    return max([scene.widest_bytes_per_s, *uplinks]) if bundled(scene) else scene.widest_bytes_per_s
+    return scene.widest_bytes_per_s * (layout.columns if bundled(scene) else 1)
 
 
 def _bundle(strands: list[Strand], layout: Layout) -> tuple[list[Strand], Points, Points]:
@@ -330,7 +325,7 @@ def draw_flows(canvas: Canvas, scene: Scene, layout: Layout) -> None:
         lane = layout.prefill[0].height
     starts = _spread([(it.source, it.sink) for it in strands], sources, lane)
     ends = _spread([(it.sink, it.source) for it in strands], sinks, lane)
-    widest = widest_strand(scene)
+    widest = widest_strand(scene, layout)
     for k in sorted(range(len(strands)), key=lambda k: -strands[k].bytes_per_s):
         it = strands[k]
         width = flow_width(it.bytes_per_s / widest)

@@ -46,6 +46,7 @@ class Layout:
     sources: list[tuple[float, float]]  # (P,) points
     sinks: list[tuple[float, float]]  # (D,) points
     lane: float  # height on the page that one instance's flows may take, points
+    columns: int  # instances side by side
 
 
 @dataclass(frozen=True)
@@ -97,17 +98,19 @@ def arrange(scene: Scene) -> Layout:
         for grid, places in zip(grids, found, strict=True):
             places.update(_place(grid, r, inside))
         y = racks[-1].box.bottom + gap
-    places = [[pool[i] for i in sorted(pool)] for pool in found]
-    boxes = [[place.box for place in pool] for pool in places]
+    prefill, decode, colocated = ([pool[i] for i in sorted(pool)] for pool in found)
     edges = [Box(grid.x, RACKS.y, grid.width, RACKS.height) for grid in grids]
     return Layout(
         racks,
-        *boxes,
+        [place.box for place in prefill],
+        [place.box for place in decode],
+        [place.box for place in colocated],
         prefill_edge=edges[0],
         decode_edge=edges[1],
-        sources=[(place.row_right, place.flow_y) for place in places[0]],
-        sinks=[(edges[1].x, place.flow_y) for place in places[1]],
-        lane=0.8 * min(box.height for pool in boxes for box in pool) / grids[0].columns,
+        sources=[(place.row_right, place.flow_y) for place in prefill],
+        sinks=[(edges[1].x, place.flow_y) for place in decode],
+        columns=grids[0].columns,
+        lane=0.8 * min(place.box.height for place in [*prefill, *decode] or colocated) / grids[0].columns,
     )
 
 
@@ -136,7 +139,7 @@ def _grids(pools: list[list[list[int]]], columns: int) -> list[_Grid]:
 
 def _best_grids(pools: list[list[list[int]]], used: list[int], free: float) -> list[_Grid]:
     """The fewest columns whose boxes have room for all that there is to say, or else for the most of it."""
-    found = []
+    found: list[tuple[tuple[int, float], list[_Grid]]] = []
     for columns in COLUMNS:
         grids = _grids(pools, columns)
         width = min(grid.box_width for grid in grids if grid.width)

@@ -111,7 +111,7 @@ def draw_legend(canvas: Canvas, scene: Scene, layout: Layout) -> None:
     if scene.link_tiers:
         x = _wire_legend(canvas, scene, x, y) + 14
         x = x if bundled(scene) else _tier_legend(canvas, scene, x, y) + 14
-        x = _width_legend(canvas, scene, x, y) + 22
+        x = _width_legend(canvas, scene, layout, x, y) + 22
     waiting = "reserved" if scene.decode else "in prefill"
     for colour, text in ((style.DECODE, "KV running"), (style.DECODE_LIGHT, waiting)):
         canvas.rectangle(Box(x, y - 8, 10, 9), colour, radius=2)
@@ -140,12 +140,13 @@ def _tier_legend(canvas: Canvas, scene: Scene, x: float, y: float) -> float:
     return x
 
 
-def _width_legend(canvas: Canvas, scene: Scene, x: float, y: float) -> float:
+def _width_legend(canvas: Canvas, scene: Scene, layout: Layout, x: float, y: float) -> float:
     for share in (0.1, 1.0):
         half = flow_width(share) / 2  # of round ends
         canvas.line([(x + half, y - 4), (x + 16 - half, y - 4)], style.MUTED, 2 * half)
-        x += 22 + canvas.text(x + 22, y, style.rate_text(share * widest_strand(scene)), 11, style.INK) + 10
-    return x - 10
+        rate = style.rate_text(share * widest_strand(scene, layout))
+        x += 22 + canvas.text(x + 22, y, rate, 11, style.INK) + 10
+    return x + canvas.text(x - 4, y, "row to row", 11, style.INK) if bundled(scene) else x - 10
 
 
 # ---- running metrics -------------------------------------------------------------------------------

@@ -304,9 +304,7 @@ def _iterations_done(it: np.void, now_s: float) -> int:
     return min(int(done + 1e-6), max(int(it["event_at"]) - 1, 0))
 
 
-def _decodes(
-    sim: Simulation, kv_bytes: list[int], iteration_s: list[float], shares: list[float]
-) -> tuple[Decode, ...]:
+def _decodes(sim: Simulation, kv_bytes: list[int], iteration_s: list[float], shares: list[float]) -> tuple[Decode, ...]:
     views, cluster = sim.block.views, sim.cluster
     n_prefill, n = len(cluster.prefill), len(cluster.decode)
     queues = views["queue"]["count"][lists.FIRST_QUEUE + n_prefill :]  # (6·D + …): receive, granted, ready, preempted
