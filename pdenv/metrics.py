@@ -168,7 +168,7 @@ def _penalties(scenario: Scenario, times: RequestTimes) -> dict[str, float]:
 
 def _quality(scenario: Scenario, times: RequestTimes) -> np.ndarray:
     """`(n,)` price of the coarser of the precisions on the wire and in memory, cost units."""
-    prices = np.array([*(scenario.cost.quality[name] for name in PRECISIONS), 0.0])  # -1 is the last one: none
+    prices = np.array([*scenario.cost.prices(), 0.0])  # -1 is the last one: none
     return np.maximum(prices[times.wire], prices[times.store])
 
 

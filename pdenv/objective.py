@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pdenv.scenario import Scenario
 from pdenv.sim.engine import Objective
-from pdenv.topology import PRECISIONS
 
 
 def objective_of(scenario: Scenario) -> Objective:
@@ -29,7 +28,7 @@ def objective_of(scenario: Scenario) -> Objective:
         w_transfer=cost.w_transfer * before,
         w_decode=cost.w_decode * after,
         standard=cost.mode == "standard",
-        quality=tuple(cost.quality[name] for name in PRECISIONS),
+        quality=cost.prices(),
         rejection=cost.rejection,
         failure=cost.failure,
         gpu_s=cost.gpu_hour / 3600.0,

@@ -302,7 +302,7 @@ Weight = Annotated[Number, Field(ge=0, le=1e6)]
 
 #: 0.1 cost units a point (or per cent) of loss, from pdenv/catalog/kv_quality.yaml: FP8 0.7 points, the lower of its
 #: published bounds; 4-bit 2.5, the middle of 1 to 4; NVFP4 1. Losses depend on model and task, so these are defaults.
-_QUALITY_PRICE = {"bf16": 0.0, "fp8": 0.07, "int4": 0.25, "nvfp4": 0.1}
+_QUALITY_PRICE: dict[Precision, float] = {"bf16": 0.0, "fp8": 0.07, "int4": 0.25, "nvfp4": 0.1}
 
 
 def _complete_prices(value: Any) -> Any:
@@ -336,3 +336,7 @@ class Cost(Config):
     churn: Weight = Field(
         0.0, description="charged for each instance switched on or drained in the window, cost units per instance"
     )
+
+    def prices(self) -> tuple[float, ...]:
+        """Price of each precision, in their order, cost units per request."""
+        return tuple(self.quality[name] for name in _QUALITY_PRICE)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -63,7 +65,7 @@ def terms_of_records(sim: Simulation, aim: Objective) -> dict[str, float]:
     }
 
 
-def run_accruing(case: Case, aim: Objective, times_s: np.ndarray = np.empty(0)) -> tuple[Simulation, np.ndarray]:
+def run_accruing(case: Case, aim: Objective, times_s: Sequence[float] = ()) -> tuple[Simulation, np.ndarray]:
     """Run a scripted case; accrual is read at each decision and at each time; `(readings, TERMS)`."""
     sim = Simulation(case.cluster, case.arrivals, case.blocks, rule=None, pool=16, objective=aim, accruing=True)
     sim.charge(0, len(case.arrivals))
@@ -123,7 +125,7 @@ def test_splitting_an_interval_changes_nothing(seed, beta_per_s):
     whole, parts = start.copy(), start.copy()
     whole.run(times[-1])
     total = np.zeros(len(TERMS))
-    for before, until_s in zip(times, times[1:], strict=False):
+    for before, until_s in pairwise(times):
         parts.run(until_s)
         total += np.exp(-beta_per_s * before) * parts.accrued()
     np.testing.assert_allclose(total, whole.accrued(), rtol=1e-9, atol=1e-10)

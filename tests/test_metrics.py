@@ -61,7 +61,7 @@ def make_scenario(**cost) -> SimpleNamespace:
         "tpot_slope_per_s": 0.0,
         "rejection": 0.0,
         "failure": 0.0,
-        "quality": dict.fromkeys(topology.PRECISIONS, 0.0),
+        "prices": lambda: (0.0,) * topology.N_PRECISIONS,
         "gpu_hour": 0.0,
         "churn": 0.0,
     }

@@ -29,7 +29,6 @@ from pdenv.sim.state import (
     N_TERMS,
     NO_DECISION,
     RETURN_DECISION,
-    RETURN_DONE,
     RETURN_ERROR,
     RETURN_GROW,
     T_FAILURE,
@@ -279,7 +278,7 @@ class Fleet:
     def _within(self, actions: np.ndarray) -> np.ndarray:
         """`(m,)` bool: inside the action space."""
         limits = self.layout.widths if self.layout.mode == "factored" else (self.layout.n_actions,)
-        return ((actions >= 0) & (actions < np.array(limits))).all(axis=1)
+        return np.all((actions >= 0) & (actions < np.array(limits)), axis=1)
 
     def _legal(self, which: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """`(m,)` bool: allowed by the mask; of a factored action only the factors that its kind uses count."""

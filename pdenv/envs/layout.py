@@ -20,7 +20,8 @@ ACTION_MODES = ("pair", "factored", "sequential")
 KINDS = ("pair", "colocated", "hold", "reject")
 K_PAIR, K_COLOCATED, K_HOLD, K_REJECT = range(len(KINDS))
 
-#: Scaling actions: (prefill delta, decode delta, flip); flip 1 turns a prefill instance into a decode one, 2 the reverse.
+#: Scaling actions: (prefill delta, decode delta, flip). Flip 1 turns a prefill instance into a decode instance, 2 the
+#: other way round.
 SCALINGS = (*((p, d, 0) for p in (-1, 0, 1) for d in (-1, 0, 1)), (0, 0, 1), (0, 0, 2))
 SCALE_NOTHING = SCALINGS.index((0, 0, 0))
 
@@ -90,7 +91,7 @@ class Layout:
 
     def observation_space(self) -> spaces.Dict:
         """float32 boxes with finite bounds."""
-        boxes = {}
+        boxes: dict[str, spaces.Space[Any]] = {}
         for part, shape in self.shapes.items():
             low, high = bounds(part)
             boxes[part] = spaces.Box(np.broadcast_to(low, shape), np.broadcast_to(high, shape), dtype=np.float32)
@@ -255,4 +256,4 @@ def layout_of(
         if any(n > limit for n, limit in zip(sizes, pad, strict=True)):
             raise InputError(f"{tuple(pad)} is too small for a cluster of {tuple(sizes)} instances", where="pad")
         sizes = [int(n) for n in pad]
-    return Layout(*sizes, mode=mode, routes=routes, scales=scales)  # type: ignore[arg-type]
+    return Layout(sizes[0], sizes[1], sizes[2], mode, routes, scales)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -18,10 +18,12 @@ from pdenv.sim.state import NO_DECISION, PAIR, ROUTE, SCALE, TERMS
 #: Kind of decision that an observation asks for.
 DECISIONS = {NO_DECISION: "none", ROUTE: "route", PAIR: "pair", SCALE: "scale"}
 
+METADATA = {"render_modes": ["ansi", "rgb_array", "human"], "render_fps": 10}
+
 _ONE = np.arange(1)
 
 
-class ClusterEnv(gym.Env[dict[str, np.ndarray], Any]):
+class ClusterEnv(gym.Env[Any, Any]):
     """A prefill / decode / KV-link cluster whose scheduler is the agent.
 
     **Step.** From one decision to the next: of dispatch (`pdenv/Routing-v0`), of scaling at every control interval
@@ -69,7 +71,7 @@ class ClusterEnv(gym.Env[dict[str, np.ndarray], Any]):
         InputError: an argument that is not valid, in one line.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array", "human"], "render_fps": 10}
+    metadata: dict[str, Any] = METADATA
 
     def __init__(self, kind: str = "cluster", render_mode: str | None = None, **settings: Any) -> None:
         self.fleet = Fleet(make_settings(kind, **settings), 1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from pdenv.envs import single
 from pdenv.envs.fleet import Fleet
 from pdenv.envs.layout import Layout
 from pdenv.envs.settings import make_settings
@@ -16,8 +17,10 @@ from pdenv.envs.single import DECISIONS
 from pdenv.errors import InputError, nearest
 from pdenv.sim.state import TERMS
 
+METADATA = {**single.METADATA, "autoreset_mode": AutoresetMode.NEXT_STEP}
 
-class ClusterVectorEnv(VectorEnv[dict[str, np.ndarray], Any, np.ndarray]):
+
+class ClusterVectorEnv(VectorEnv[Any, Any, Any]):
     """`num_envs` environments that equal as many single ones, step for step, for the same seeds.
 
     Observations, masks and infos are those of `pdenv.envs.single.ClusterEnv` with a leading axis.
@@ -35,11 +38,7 @@ class ClusterVectorEnv(VectorEnv[dict[str, np.ndarray], Any, np.ndarray]):
         InputError: an argument that is not valid, in one line.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {
-        "render_modes": ["ansi", "rgb_array", "human"],
-        "render_fps": 10,
-        "autoreset_mode": AutoresetMode.NEXT_STEP,
-    }
+    metadata: dict[str, Any] = METADATA
 
     def __init__(
         self,

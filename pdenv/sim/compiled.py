@@ -40,7 +40,9 @@ def source_key(*folders: Path) -> str:
 
 @functools.cache
 def cache_folder(*sources: Path) -> Path:
-    """Where machine code of the kernels in `sources` is kept: `$PDENV_CACHE_DIR`, else `$XDG_CACHE_HOME/pdenv`, else `~/.cache/pdenv`.
+    """Where machine code of the kernels in `sources` (default: this package) is kept.
+
+    `$PDENV_CACHE_DIR`, else `$XDG_CACHE_HOME/pdenv`, else `~/.cache/pdenv`.
 
     Where that cannot be written, a private temporary folder for this process alone: cached code is executed,
     so it is never read from a place that others could have filled.

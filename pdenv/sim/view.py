@@ -15,7 +15,20 @@ import numpy as np
 
 from pdenv.sim import decisions
 from pdenv.sim.engine import Objective, Simulation
-from pdenv.sim.state import W_QUALITY, W_REJECTION
+from pdenv.sim.state import (
+    W_CHURN,
+    W_DECODE,
+    W_FAILURE,
+    W_GPU,
+    W_PREFILL,
+    W_QUALITY,
+    W_REJECTION,
+    W_TPOT_SLOPE,
+    W_TPOT_STEP,
+    W_TRANSFER,
+    W_TTFT_SLOPE,
+    W_TTFT_STEP,
+)
 from pdenv.topology import Cluster
 
 
@@ -144,17 +157,22 @@ def see(sim: Simulation) -> View:
 
 def _objective(h: np.void) -> Objective:
     weights = h["cost_weight"].tolist()
-    rejection, failure, gpu_s, churn = weights[W_REJECTION:]
     return Objective(
-        float(h["ttft_limit_s"]),
-        float(h["tpot_limit_s"]),
-        *weights[:W_QUALITY],
+        ttft_limit_s=float(h["ttft_limit_s"]),
+        tpot_limit_s=float(h["tpot_limit_s"]),
+        ttft_step=weights[W_TTFT_STEP],
+        ttft_slope_per_s=weights[W_TTFT_SLOPE],
+        tpot_step=weights[W_TPOT_STEP],
+        tpot_slope_per_s=weights[W_TPOT_SLOPE],
+        w_prefill=weights[W_PREFILL],
+        w_transfer=weights[W_TRANSFER],
+        w_decode=weights[W_DECODE],
         standard=bool(h["standard"]),
         quality=tuple(weights[W_QUALITY:W_REJECTION]),
-        rejection=rejection,
-        failure=failure,
-        gpu_s=gpu_s,
-        churn=churn,
+        rejection=weights[W_REJECTION],
+        failure=weights[W_FAILURE],
+        gpu_s=weights[W_GPU],
+        churn=weights[W_CHURN],
     )
 
 

@@ -22,6 +22,7 @@ from pdenv.envs.kernels.face import (
     shown_decode,
     shown_prefill,
 )
+from pdenv.envs.kernels.masks import first_true
 from pdenv.sim.gateway import decode_legal, precision_allowed
 from pdenv.sim.layout import kernel
 from pdenv.sim.state import (
@@ -40,14 +41,6 @@ ILLEGAL, ANOTHER_STAGE, DECIDED = range(3)
 
 
 @kernel
-def first_true(mask, start, width):
-    for k in range(start, start + width):
-        if mask[k]:
-            return np.int64(k)
-    return np.int64(start)
-
-
-@kernel
 def legal_or_first(face, mask, start, width, k):
     """k if the mask has it; else −1, or the first legal one where illegal actions are replaced (and counted)."""
     if 0 <= k < width and mask[start + k]:
@@ -55,7 +48,7 @@ def legal_or_first(face, mask, start, width, k):
     if not face.replace:
         return np.int64(-1)
     face.replaced += 1
-    return first_true(mask, start, width) - start
+    return first_true(mask, start, width, start) - start
 
 
 @kernel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from pdenv.envs.kernels.face import (
     KIND_COLOCATED,
     KIND_HOLD,
@@ -29,6 +31,15 @@ from pdenv.sim.state import N_PRECISIONS, NO_DECISION, PAIR, ROUTE, header, requ
 
 
 @kernel
+def first_true(mask, start, width, otherwise):
+    """The first position in `start`, …, `start + width − 1` where the mask is true."""
+    for k in range(start, start + width):
+        if mask[k]:
+            return np.int64(k)
+    return np.int64(otherwise)
+
+
+@kernel
 def legal_prefill_row(S, face, order, r, i):
     p = shown_prefill(face, order, i)
     return p >= 0 and prefill_legal(S, r, p)
@@ -36,7 +47,7 @@ def legal_prefill_row(S, face, order, r, i):
 
 @kernel
 def legal_decode_row(S, face, order, r, i, q):
-    """May the request, sent in precision q, go to the decode instance in row i? Bound late, only row 0 stands for it."""
+    """May the request, sent in precision q, go to the decode instance in row i? Late binding opens row 0 alone."""
     if not precision_allowed(S, r, q):
         return False
     if header(S).bind_at_prefill_end and header(S).pending == ROUTE:
@@ -104,15 +115,16 @@ def mask_kinds(S, face, order, r, mask):
 @kernel
 def mask_pairs(S, face, order, r, mask):
     """Fill the (prefill, decode, precision) part of the `pair` form; whether any is legal."""
+    width = face.rows_decode * N_PRECISIONS
+    for k in range(width):  # what is legal after the prefill instance does not depend on it
+        mask[k] = legal_decode_row(S, face, order, r, k // N_PRECISIONS, k % N_PRECISIONS)
+    some = first_true(mask, 0, width, -1) >= 0
     found = False
-    k = 0
-    for i in range(face.rows_prefill):
-        fits = legal_prefill_row(S, face, order, r, i)
-        for j in range(face.rows_decode):
-            for q in range(N_PRECISIONS):
-                mask[k] = fits and legal_decode_row(S, face, order, r, j, q)
-                found = found or mask[k]
-                k += 1
+    for i in range(face.rows_prefill - 1, -1, -1):
+        fits = some and legal_prefill_row(S, face, order, r, i)
+        found = found or fits
+        for k in range(width):
+            mask[i * width + k] = fits and mask[k]
     return found
 
 

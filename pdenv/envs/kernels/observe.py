@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from pdenv.envs.kernels.features import N_CLUSTER, N_COLOCATED, N_DECODE, N_PAIR, N_PREFILL, N_REQUEST
 from pdenv.envs.kernels.face import (
     STAGE_SCALE,
     begin_decision,
@@ -12,6 +11,7 @@ from pdenv.envs.kernels.face import (
     shown_decode,
     shown_prefill,
 )
+from pdenv.envs.kernels.features import N_CLUSTER, N_COLOCATED, N_DECODE, N_PAIR, N_PREFILL, N_REQUEST
 from pdenv.envs.kernels.masks import fill_mask, legal_colocated_row, legal_prefill_row, some_precision
 from pdenv.sim import lists
 from pdenv.sim.accrual import take_accrual
@@ -133,19 +133,25 @@ def observe_decode(S, face, order, r, i, out):
 
 
 @kernel
+def note_port_shares(S):
+    """Leave in `left`, which belongs to the flow solver only while it runs, the time of a byte of one more flow, s."""
+    for k in range(header(S).n_ports):
+        port(S, k).left = (flows_seen(S, k) + 1) / port(S, k).capacity
+
+
+@kernel
 def observe_pair(S, p, d, r, out):
     h = header(S)
     way = path(S, p * h.n_decode + d)
     out[N_PRECISIONS] = way.tier
     if r < 0:
         return
-    share = math.inf
+    slowest = 0.0
     for hop in range(way.hops):
-        k = way.port[hop]
-        share = min(share, port(S, k).capacity / (flows_seen(S, k) + 1))
+        slowest = max(slowest, port(S, way.port[hop]).left)
     for q in range(N_PRECISIONS):
         size = float(request(S, r).prompt * h.kv_bytes_per_token[q])
-        out[q] = way.latency_s + size * way.cost[q] + size / share
+        out[q] = way.latency_s + size * (way.cost[q] + slowest)
 
 
 @kernel
@@ -195,6 +201,7 @@ def fill_observation(S, face, order, low, high, out):
         out[k] = 0.0
     h = header(S)
     r = h.pending_request if h.pending == ROUTE or h.pending == PAIR else -1
+    note_port_shares(S)
     observe_cluster(S, out[0:N_CLUSTER])
     at = N_CLUSTER
     for i in range(face.rows_colocated):

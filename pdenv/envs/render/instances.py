@@ -7,7 +7,8 @@ from typing import NamedTuple
 from pdenv.envs.render import style
 from pdenv.envs.render.canvas import Box, Canvas
 from pdenv.envs.render.layout import FULL_BOX, SHORT_BOX, SMALL_BOX, Layout
-from pdenv.envs.render.scene import Colocated, Decode, Port, Prefill, Scene
+from pdenv.envs.render.parts import Colocated, Decode, Port, Prefill
+from pdenv.envs.render.scene import Scene
 
 MIN_WIDTH, MAX_WIDTH = 1.2, 9.0  # of a flow, points
 HOLLOW_WIDTH = 3.0  # the least over NVLink

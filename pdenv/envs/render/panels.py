@@ -6,7 +6,8 @@ from pdenv.envs.render import style
 from pdenv.envs.render.canvas import WIDTH, Box, Canvas
 from pdenv.envs.render.instances import GAUGE, bundled, flow_width, gauge, spelled_out, widest_strand
 from pdenv.envs.render.layout import RACKS, Layout
-from pdenv.envs.render.scene import STAGES, Head, Scene
+from pdenv.envs.render.parts import STAGES, Head
+from pdenv.envs.render.scene import Scene
 
 GATEWAY = Box(16, RACKS.y, 152, RACKS.height)
 LEGEND_BASE = 577.0
@@ -76,7 +77,7 @@ def _queue(canvas: Canvas, scene: Scene, box: Box) -> None:
     prompts = scene.gateway_prompt_tokens
     pitch = 7.0
     shown = min(len(prompts), int((box.height - 14) / pitch))
-    longest = max(131_072, *prompts)
+    longest = scene.longest_prompt_tokens
     for k, tokens in enumerate(prompts[:shown]):
         width = max(box.width * (tokens / longest) ** 0.5, 2.0)
         colour = style.INK if k == 0 else style.FAINT
@@ -101,10 +102,6 @@ def _stages(canvas: Canvas, scene: Scene, left: float, right: float, top: float)
 # ---- the legend ------------------------------------------------------------------------------------
 
 
-#: The two bars of small boxes, which have no labels.
-SHORT_LEGEND = "bars: step, staging · KV, batch"
-
-
 def draw_legend(canvas: Canvas, scene: Scene, layout: Layout) -> None:
     """What lines and colours mean, and how full the spine is."""
     x, y = RACKS.x + 12, LEGEND_BASE
@@ -117,7 +114,8 @@ def draw_legend(canvas: Canvas, scene: Scene, layout: Layout) -> None:
         canvas.rectangle(Box(x, y - 8, 10, 9), colour, radius=2)
         x += 15 + canvas.text(x + 15, y, text, 11, style.INK) + 12
     if not spelled_out(layout):
-        canvas.text(x + 8, y, SHORT_LEGEND, 11, style.MUTED)
+        bars = "bars: step, staging · KV, batch" if scene.prefill else "bars: KV, batch"
+        canvas.text(x + 8, y, bars, 11, style.MUTED)
     for port in scene.spine_ports[:1]:
         middle = (layout.prefill_edge.right + layout.decode_edge.x) / 2
         gauge(canvas, middle + GAUGE / 2, RACKS.y + layout.racks[0].head / 2 + 4.5, port.name, port)

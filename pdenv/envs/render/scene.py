@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from pdenv.envs.render.parts import STATES, Colocated, Decode, Flow, Head, Port, Prefill, Running
 from pdenv.metrics import RequestTimes, meets_slo, request_times
 from pdenv.sim import lists
 from pdenv.sim.engine import Simulation
@@ -27,135 +30,9 @@ from pdenv.sim.state import (
 )
 from pdenv.topology import PRECISIONS, TIERS, Cluster
 
-STATES = ("off", "warming", "active", "draining")
-#: Where a request can be, in the order in which it passes.
-STAGES = ("gateway", "prefill queue", "prefill", "transfer", "decode")
 #: At most so many requests of the gateway queue, and completed requests, are looked at one by one.
 QUEUE_SHOWN = 40
 RECENT_SHOWN = 60
-
-
-@dataclass(frozen=True)
-class Prefill:
-    """A prefill instance."""
-
-    name: str
-    rack: int
-    state: str  # of STATES
-    waiting_requests: int  # delivered and not started
-    tokens_left: int  # to compute, of all prompts dispatched to it
-    step_requests: int  # in the running step; 0: idle
-    step_share: float  # of the running step's duration that has passed
-    step_left_s: float
-    stalled: bool  # a prompt waits for staging memory
-    staging_used_bytes: int
-    staging_bytes: int
-    egress_bytes_per_s: float  # KV that leaves it now
-    egress_share: float  # of its fullest port
-
-
-@dataclass(frozen=True)
-class Decode:
-    """A decode instance."""
-
-    name: str
-    rack: int
-    state: str
-    sequences: int  # in the batch
-    max_batch: int
-    iteration_s: float  # duration of the iteration in flight; 0: none
-    restoring: bool  # in a stop step: preempted KV is moved or computed again
-    running_bytes: int  # KV of the batch
-    reserved_bytes: int  # granted to requests that have not joined
-    kv_bytes: int  # capacity
-    receiving_requests: int  # depth of the receive queue
-    ready_requests: int  # transferred, waiting for the next boundary
-    preempted_requests: int
-    ingress_bytes_per_s: float
-    ingress_share: float
-
-
-@dataclass(frozen=True)
-class Colocated:
-    """A co-located instance."""
-
-    name: str
-    rack: int
-    waiting_requests: int
-    prefilling_requests: int
-    sequences: int
-    max_batch: int
-    iteration_s: float
-    mixed: bool  # the iteration in flight also computes prompt tokens
-    step_share: float  # of its duration that has passed
-    step_left_s: float
-    running_bytes: int
-    reserved_bytes: int
-    kv_bytes: int
-
-
-@dataclass(frozen=True)
-class Flow:
-    """The transfers from one prefill to one decode instance in one wire precision."""
-
-    prefill: int
-    decode: int
-    precision: str  # of PRECISIONS
-    tier: str  # of TIERS: the slowest kind of hop
-    requests: int
-    bytes_per_s: float
-    left_bytes: float
-    port: str  # its fullest port
-    port_share: float
-
-
-@dataclass(frozen=True)
-class Port:
-    """A link of the fabric."""
-
-    name: str
-    tier: str
-    bytes_per_s: float
-    capacity_bytes_per_s: float
-
-    @property
-    def share(self) -> float:
-        return self.bytes_per_s / self.capacity_bytes_per_s
-
-
-@dataclass(frozen=True)
-class Head:
-    """The request at the head of the gateway queue."""
-
-    number: int
-    prompt_tokens: int
-    predicted_tokens: int
-    waited_s: float
-    tier: int
-    precisions: tuple[str, ...]  # that its tier allows
-    held: bool
-
-
-@dataclass(frozen=True)
-class Running:
-    """Metrics of the requests that count, up to now. None: no sample yet."""
-
-    arrived: int
-    ended: int
-    completed: int
-    joint_tpot_s: float | None
-    prefill_s: float | None  # mean parts of joint TPOT
-    transfer_s: float | None
-    decode_s: float | None
-    slo_share: float | None  # of those that have ended; None also without limits
-    goodput_per_s: float | None
-    prefill_busy: float | None  # share of active time since the start
-    colocated_busy: float | None
-    decode_memory: float | None  # share now
-    colocated_memory: float | None
-    busiest_port: str
-    busiest_share: float | None  # now
-    preemptions: int
 
 
 @dataclass(frozen=True)
@@ -180,6 +57,7 @@ class Scene:
     gateway_requests: int
     head: Head | None
     gateway_prompt_tokens: tuple[int, ...]  # the first of the queue, head first
+    longest_prompt_tokens: int  # that has arrived so far
     stages: tuple[int, ...]  # requests in each of STAGES
     recent: tuple[tuple[float, float, float], ...]  # parts of joint TPOT, s, last completed last
     ttft_limit_s: float | None
@@ -207,7 +85,8 @@ def look(
         step: decisions taken so far.
     """
     cluster, h = sim.cluster, sim.block.header
-    rates = _port_rates(sim)
+    flowing = _flowing(sim)
+    rates = _port_rates(cluster, flowing)
     shares = [rate / port.bytes_per_s for rate, port in zip(rates, cluster.ports, strict=True)]
     ports = [
         Port(port.name, TIERS[port.tier], rate, port.bytes_per_s)
@@ -216,7 +95,8 @@ def look(
     kv_bytes, iteration_s = _iterations(sim)
     limits = [float(h[name]) if np.isfinite(h[name]) else None for name in ("ttft_limit_s", "tpot_limit_s")]
     tiers = {way.tier for row in cluster.paths for way in row}
-    decodes = _decodes(sim, kv_bytes, iteration_s, shares)
+    leaving, arriving = _ends(flowing, len(cluster.prefill), len(cluster.decode))
+    decodes = _decodes(sim, kv_bytes, iteration_s, arriving, shares)
     colocated = _colocated(sim, kv_bytes, iteration_s)
     counted, recent = _counted(sim, measured)
     return Scene(
@@ -226,10 +106,10 @@ def look(
         reward=float(reward),
         now_s=sim.now,
         racks=tuple(cluster.names.get("racks", ("rack",))),
-        prefill=_prefills(sim, shares),
+        prefill=_prefills(sim, leaving, shares),
         decode=decodes,
         colocated=colocated,
-        flows=_flows(sim, shares),
+        flows=_flows(cluster, flowing, shares),
         rack_ports=tuple(port for port in ports if port.tier == "rack" and tiers),
         spine_ports=tuple(port for port in ports if port.tier == "spine" and tiers),
         link_tiers=tuple(name for k, name in enumerate(TIERS) if k in tiers),
@@ -238,6 +118,7 @@ def look(
         gateway_requests=int(sim.block.views["queue"][lists.GATEWAY_QUEUE]["count"]),
         head=_head(sim),
         gateway_prompt_tokens=_gateway_prompts(sim),
+        longest_prompt_tokens=int(sim.arrivals["prompt_tokens"][: h["next_arrival"]].max(initial=1)),
         stages=_stages(sim),
         recent=recent,
         ttft_limit_s=limits[0],
@@ -254,10 +135,9 @@ def _name(cluster: Cluster, pool: str, i: int) -> str:
     return names[i] if i < len(names) else f"{pool}-{i}"
 
 
-def _prefills(sim: Simulation, shares: list[float]) -> tuple[Prefill, ...]:
+def _prefills(sim: Simulation, leaving: list[float], shares: list[float]) -> tuple[Prefill, ...]:
     views, cluster = sim.block.views, sim.cluster
     queues = views["queue"]["count"][lists.FIRST_QUEUE :]
-    flowing = _flow_rows(sim)
     out = []
     for i, (facts, row) in enumerate(zip(cluster.prefill, views["prefill"], strict=True)):
         ways = cluster.paths[i] if i < len(cluster.paths) else ()
@@ -277,7 +157,7 @@ def _prefills(sim: Simulation, shares: list[float]) -> tuple[Prefill, ...]:
                 stalled=bool(row["stalled"]),
                 staging_used_bytes=int(row["staging_used"]),
                 staging_bytes=int(row["staging_bytes"]),
-                egress_bytes_per_s=float(flowing["rate"][flowing["p"] == i].sum()),
+                egress_bytes_per_s=leaving[i],
                 egress_share=max((shares[way.ports[0]] for way in ways), default=0.0),
             )
         )
@@ -304,11 +184,12 @@ def _iterations_done(it: np.void, now_s: float) -> int:
     return min(int(done + 1e-6), max(int(it["event_at"]) - 1, 0))
 
 
-def _decodes(sim: Simulation, kv_bytes: list[int], iteration_s: list[float], shares: list[float]) -> tuple[Decode, ...]:
+def _decodes(
+    sim: Simulation, kv_bytes: list[int], iteration_s: list[float], arriving: list[float], shares: list[float]
+) -> tuple[Decode, ...]:
     views, cluster = sim.block.views, sim.cluster
     n_prefill, n = len(cluster.prefill), len(cluster.decode)
     queues = views["queue"]["count"][lists.FIRST_QUEUE + n_prefill :]  # (6·D + …): receive, granted, ready, preempted
-    flowing = _flow_rows(sim)
     out = []
     for i, (facts, row) in enumerate(zip(cluster.decode, views["batch"][:n], strict=True)):
         out.append(
@@ -326,7 +207,7 @@ def _decodes(sim: Simulation, kv_bytes: list[int], iteration_s: list[float], sha
                 receiving_requests=int(queues[i]),
                 ready_requests=int(queues[2 * n + i]),
                 preempted_requests=int(queues[3 * n + i]),
-                ingress_bytes_per_s=float(flowing["rate"][flowing["d"] == i].sum()),
+                ingress_bytes_per_s=arriving[i],
                 ingress_share=max((shares[row[i].ports[-1]] for row in cluster.paths), default=0.0),
             )
         )
@@ -365,18 +246,40 @@ def _colocated(sim: Simulation, kv_bytes: list[int], iteration_s: list[float]) -
 # ---- transfers -------------------------------------------------------------------------------------
 
 
-def _flow_rows(sim: Simulation) -> np.ndarray:
-    """(flows,) REQUEST rows of the requests whose KV is being sent."""
+class _Flowing(NamedTuple):
+    """A request whose KV is being sent."""
+
+    prefill: int
+    decode: int
+    wire: int
+    bytes_per_s: float
+    left_bytes: float
+
+
+def _flowing(sim: Simulation) -> list[_Flowing]:
     rows = sim.block.views["request"]
-    return rows[(rows["id"] >= 0) & (rows["flow_state"] == FLOWING)]
+    rows = rows[(rows["id"] >= 0) & (rows["flow_state"] == FLOWING)]
+    left = np.maximum(rows["bytes"] - rows["sent"] - rows["rate"] * (sim.now - rows["sent_t"]), 0.0)
+    columns = (rows["p"], rows["d"], rows["wire"], rows["rate"], left)
+    return list(map(_Flowing._make, zip(*(column.tolist() for column in columns), strict=True)))
 
 
-def _port_rates(sim: Simulation) -> list[float]:
+def _port_rates(cluster: Cluster, flowing: list[_Flowing]) -> list[float]:
     """Bytes/s on each port now."""
-    rates = np.zeros(len(sim.cluster.ports))
-    for row in _flow_rows(sim):
-        rates[list(sim.cluster.paths[row["p"]][row["d"]].ports)] += row["rate"]
-    return rates.tolist()
+    rates = [0.0] * len(cluster.ports)
+    for it in flowing:
+        for port in cluster.paths[it.prefill][it.decode].ports:
+            rates[port] += it.bytes_per_s
+    return rates
+
+
+def _ends(flowing: list[_Flowing], n_prefill: int, n_decode: int) -> tuple[list[float], list[float]]:
+    """Bytes/s that leave each prefill instance and reach each decode instance now."""
+    out, into = [0.0] * n_prefill, [0.0] * n_decode
+    for it in flowing:
+        out[it.prefill] += it.bytes_per_s
+        into[it.decode] += it.bytes_per_s
+    return out, into
 
 
 def _widest(cluster: Cluster) -> float:
@@ -385,25 +288,24 @@ def _widest(cluster: Cluster) -> float:
     return max((min(cluster.ports[k].bytes_per_s for k in way.ports) for way in ways), default=0.0)
 
 
-def _flows(sim: Simulation, shares: list[float]) -> tuple[Flow, ...]:
-    groups: dict[tuple[int, int, int], list[np.void]] = {}
-    for row in _flow_rows(sim):
-        groups.setdefault((int(row["p"]), int(row["d"]), int(row["wire"])), []).append(row)
+def _flows(cluster: Cluster, flowing: list[_Flowing], shares: list[float]) -> tuple[Flow, ...]:
+    groups: dict[tuple[int, int, int], list[_Flowing]] = {}
+    for it in flowing:
+        groups.setdefault((it.prefill, it.decode, it.wire), []).append(it)
     out = []
-    for (p, d, wire), rows in sorted(groups.items()):
-        way = sim.cluster.paths[p][d]
+    for (p, d, wire), members in sorted(groups.items()):
+        way = cluster.paths[p][d]
         port = max(way.ports, key=lambda k: shares[k])
-        sent = sum(float(row["sent"] + row["rate"] * (sim.now - row["sent_t"])) for row in rows)
         out.append(
             Flow(
                 prefill=p,
                 decode=d,
                 precision=PRECISIONS[wire],
                 tier=TIERS[way.tier],
-                requests=len(rows),
-                bytes_per_s=sum(float(row["rate"]) for row in rows),
-                left_bytes=max(sum(float(row["bytes"]) for row in rows) - sent, 0.0),
-                port=sim.cluster.ports[port].name,
+                requests=len(members),
+                bytes_per_s=sum(it.bytes_per_s for it in members),
+                left_bytes=sum(it.left_bytes for it in members),
+                port=cluster.ports[port].name,
                 port_share=shares[port],
             )
         )
@@ -473,7 +375,7 @@ def _busy(rows: np.ndarray) -> float | None:
     return min(float(rows["busy_s"].sum()) / active_s, 1.0) if active_s > 0.0 else None
 
 
-def _memory(instances: list[Decode] | list[Colocated]) -> float | None:
+def _memory(instances: Sequence[Decode | Colocated]) -> float | None:
     capacity = sum(it.kv_bytes for it in instances)
     return sum(it.running_bytes + it.reserved_bytes for it in instances) / capacity if capacity else None
 
@@ -515,7 +417,7 @@ def _running(
         prefill_busy=_busy(totals.prefill),
         colocated_busy=_busy(totals.colocated),
         decode_memory=_memory(serving),
-        colocated_memory=_memory(list(colocated)),
+        colocated_memory=_memory(colocated),
         busiest_port=busiest.name if busiest else "",
         busiest_share=busiest.share if busiest else None,
         preemptions=int(sim.block.header["preemptions"]),

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pdenv.envs.render import style
-from pdenv.envs.render.scene import STAGES, Colocated, Decode, Flow, Prefill, Scene
+from pdenv.envs.render.parts import STAGES, Colocated, Decode, Flow, Prefill
+from pdenv.envs.render.scene import Scene
 
 WIDTH = 100
 #: Rows of instances in each pool, and of transfers; what has the most to do is shown.
@@ -146,7 +147,7 @@ def _colocated_row(it: Colocated) -> str:
     doing = style.seconds_text(it.iteration_s) if it.iteration_s else "idle"
     if it.mixed:
         doing = f"{bar(it.step_share, 6)} {style.seconds_text(it.step_left_s)}"
-    return f"{'':9} {it.waiting_requests:6,} {it.sequences:8,}  {doing:18} {_kv(it)}"
+    return _columns("active", f"{it.waiting_requests:,}", f"{it.sequences:,}", doing, _kv(it))
 
 
 # ---- links -----------------------------------------------------------------------------------------
@@ -195,18 +196,17 @@ def _metrics(scene: Scene) -> list[str]:
     if run.goodput_per_s is not None:
         met += f"   goodput {style.significant(run.goodput_per_s)} / s"
     uses = (
-        ("prefill busy", run.prefill_busy),
-        ("decode memory", run.decode_memory),
-        ("co-located busy", run.colocated_busy),
-        ("co-located memory", run.colocated_memory),
-        (run.busiest_port, run.busiest_share),
+        (("prefill busy", run.prefill_busy), ("decode memory", run.decode_memory)),
+        (("co-located busy", run.colocated_busy), ("co-located memory", run.colocated_memory)),
+        ((f"fullest link {run.busiest_port}", run.busiest_share),),
     )
-    in_use = "   ".join(f"{name} {style.percent_text(share)}" for name, share in uses if share is not None)
+    rows = [[f"{name} {style.percent_text(share)}" for name, share in row if share is not None] for row in uses]
+    in_use = [f"{'in use' if k == 0 else '':10} {'   '.join(row)}" for k, row in enumerate(filter(None, rows))]
     counts = f"{run.arrived:,} arrived   {run.ended:,} ended   {run.completed:,} completed"
     return [
         "── running metrics ".ljust(WIDTH, "─"),
         f"joint TPOT {style.seconds_text(run.joint_tpot_s)} = {joint}",
         f"SLO met    {met}",
-        f"in use     {in_use or style.NONE}",
+        *in_use,
         f"requests   {counts}   {run.preemptions:,} preemptions",
     ]
