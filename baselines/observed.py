@@ -115,7 +115,7 @@ def see(parts: Mapping[str, np.ndarray], masks: np.ndarray | None) -> Seen:
 # ---- parts that the schedulers share ----------------------------------------------------------------------
 
 
-def first_least(values: np.ndarray, legal: np.ndarray) -> np.ndarray:
+def first_least(values: np.ndarray, legal: np.ndarray | np.bool_) -> np.ndarray:
     """`(n,)` position of the least legal value of each row; 0 where none is legal."""
     return np.where(legal, values, np.inf).argmin(axis=1)
 

@@ -305,12 +305,8 @@ class Fleet:
 
         Args:
             which: `(m,)` indices.
-            actions: from `actions_from`.
-
-        Raises:
-            IllegalAction: nothing has happened.
+            actions: from `actions_from`, and through `check`.
         """
-        self.check(which, actions)
         if self._executor is not None and len(which) >= 2 * self.threads:
             parts = np.array_split(which, self.threads)
             list(self._executor.map(lambda part: self._work(part, actions), parts))

@@ -99,6 +99,7 @@ class ClusterVecEnv(VecEnv):
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         fleet = self.fleet
+        fleet.check(fleet.all, self._actions)
         fleet.step(fleet.all, self._actions)
         rewards = -fleet.terms.sum(axis=1)
         self._returns += rewards

@@ -24,8 +24,8 @@ Reward = Literal["joint", "standard", "normalised"]
 
 ON_ILLEGAL = ("error", "replace")
 
-#: Seconds between scaling decisions where the scenario has none.
-DEFAULT_INTERVAL_S = 30.0
+#: Seconds between scaling decisions where the scenario has none: so many at most, and so many decisions in a window.
+LONGEST_INTERVAL_S, DECISIONS_A_WINDOW = 30, 20
 
 #: Which decisions an environment takes itself; the others are `rule`'s.
 OUTSIDE = {
@@ -121,13 +121,25 @@ def _adapted(scenario: Scenario, kind: str, reward: str, interval_s: float | Non
     if not (scenario.prefill and scenario.decode) and kind == "scaling":
         raise InputError(f"scenario '{scenario.name}' has no pools to scale", where="scenario")
     if interval_s is None and kind != "routing" and scenario.scaling.interval_s == 0.0 and scenario.prefill:
-        interval_s = DEFAULT_INTERVAL_S
+        interval_s = default_interval_s(scenario)
     scaling = scenario.scaling if interval_s is None else scenario.scaling.model_copy(update={"interval_s": interval_s})
     cost = scenario.cost.model_copy(update={"mode": reward})
     changed = scenario.model_copy(update={"cost": cost, "scaling": scaling})
     for where, message in check(changed)[:1]:
         raise InputError(message, where=".".join(map(str, where)))
     return changed
+
+
+def default_interval_s(scenario: Scenario) -> float:
+    """A twentieth of the scenario's window in whole seconds, 1 to 30; 30 where a trace fixes the rate."""
+    window, rate_per_s = scenario.window, scenario.workload.rate_per_s
+    if window.duration_s is not None:
+        length_s = window.duration_s
+    elif rate_per_s is not None and window.requests is not None:
+        length_s = window.requests / rate_per_s
+    else:
+        return LONGEST_INTERVAL_S
+    return float(min(max(round(length_s / DECISIONS_A_WINDOW), 1), LONGEST_INTERVAL_S))
 
 
 def load(scenario: Scenario | str | Path, overrides: Mapping[str, Any] | None = None) -> Scenario:

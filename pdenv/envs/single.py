@@ -12,6 +12,7 @@ from pdenv.envs.fleet import Fleet
 from pdenv.envs.layout import Choice, Layout
 from pdenv.envs.settings import make_settings
 from pdenv.scenario import Scenario
+from pdenv.sim import decisions
 from pdenv.sim.engine import Simulation
 from pdenv.sim.state import NO_DECISION, PAIR, ROUTE, SCALE, TERMS
 
@@ -58,7 +59,8 @@ class ClusterEnv(gym.Env[Any, Any]):
         horizon_requests, horizon_s: length of an episode after the warm-up; default: the scenario's window.
         warm_start: compiled rule that serves the warm-up of a training episode; None: start empty.
         rule: compiled rule that takes the decisions that are not the agent's.
-        interval_s: time between scaling decisions; default: the scenario's, or 30 s where it has none.
+        interval_s: time between scaling decisions; default: the scenario's, or where it has none a twentieth of its
+            window, 1 to 30 s.
         reference: compiled rule that serves the same window beside the agent, for `info["reference_reward"]` and the
             final `info["score"]`.
         work_conserving: holding is legal only where there is nowhere to go.
@@ -80,8 +82,7 @@ class ClusterEnv(gym.Env[Any, Any]):
         self.action_space = self.layout.action_space()
         self._steps = 0
         self._return = 0.0
-        self._last_action: Any = None
-        self._last_reward = 0.0
+        self._last_decision = ""
         self._picture: Any = None
         self._started = False
 
@@ -129,7 +130,7 @@ class ClusterEnv(gym.Env[Any, Any]):
         self._np_random = self.fleet.rngs[0]
         self._np_random_seed = self.fleet.seeds[0]
         self._steps, self._return = 0, 0.0
-        self._last_action, self._last_reward = None, 0.0
+        self._last_decision = ""
         self._started = True
         if self.render_mode == "human":
             self.render()
@@ -150,12 +151,15 @@ class ClusterEnv(gym.Env[Any, Any]):
         fleet = self.fleet
         if fleet.over[0]:
             raise RuntimeError("the episode is over: call reset()" if self._started else "call reset() first")
-        fleet.step(_ONE, fleet.action_from(action))
+        taken = fleet.action_from(action)
+        fleet.check(_ONE, taken)
+        if self.render_mode is not None:
+            self._last_decision = self._describe(action)
+        fleet.step(_ONE, taken)
         terms = (-fleet.terms[0]).tolist()
         reward = sum(terms)
         self._steps += 1
         self._return += reward
-        self._last_action, self._last_reward = action, reward
         over = bool(fleet.over[0])
         info = {
             "action_mask": fleet.masks[0].copy(),
@@ -207,7 +211,7 @@ class ClusterEnv(gym.Env[Any, Any]):
         scene = render.look(
             self.simulation,
             title=f"{self.scenario.name} · window {self.fleet.episodes[0].window}",
-            decision=self._described(),
+            decision=self._last_decision,
             measured=slice(self.fleet.episodes[0].load.measured_from, self.fleet.episodes[0].load.measured_to),
             reward=self._return,
             step=self._steps,
@@ -221,24 +225,22 @@ class ClusterEnv(gym.Env[Any, Any]):
             return None
         return self._picture.draw(scene)
 
-    def _described(self) -> str:
-        """The last action in words."""
-        if self._last_action is None:
-            return ""
+    def _describe(self, action: Any) -> str:
+        """What an action does to whom, in words; asked before it is taken."""
         if self.layout.mode == "sequential":
-            return f"action {self._last_action}"
-        choice = self.choice(self._last_action)
-        shown = self.shown
-        if choice.kind == "pair":
-            p, d = shown["prefill"][choice.prefill], shown["decode"][choice.decode]
-            return f"prefill {p} → decode {d} in {choice.precision}"
-        if choice.kind == "colocated":
-            return f"co-located {shown['colocated'][choice.colocated]}"
+            return f"action {action}"
+        choice, shown, names = self.choice(action), self.shown, self.simulation.cluster.names
         if choice.kind == "scale":
             prefill, decode, flip = choice.scaling
             flips = ("", ", prefill → decode", ", decode → prefill")[flip]
             return f"scale prefill {prefill:+d}, decode {decode:+d}{flips}"
-        return choice.kind
+        request = f"request {int(decisions.pending_request(self.simulation)['id']):,}"
+        if choice.kind == "pair":
+            p, d = shown["prefill"][choice.prefill], shown["decode"][choice.decode]
+            return f"{request} → {names['prefill'][p]} → {names['decode'][d]} as {choice.precision.upper()}"
+        if choice.kind == "colocated":
+            return f"{request} → {names['colocated'][shown['colocated'][choice.colocated]]}"
+        return f"{choice.kind} {request}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_picture": None}

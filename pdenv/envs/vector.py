@@ -104,6 +104,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, Any]):
         if resetting.any() and self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             raise RuntimeError("an episode is over: call reset(options={'reset_mask': …})")
         acting = np.flatnonzero(~resetting) if resetting.any() else fleet.all
+        fleet.check(acting, taken)
         fleet.step(acting, taken)
         rewards = -fleet.terms.sum(axis=1)
         truncated = fleet.over & ~resetting

@@ -228,9 +228,9 @@ def _use(canvas: Canvas, scene: Scene, card: Box) -> None:
         ("decode memory", run.decode_memory, style.DECODE),
         ("co-located busy", run.colocated_busy, style.PREFILL),
         ("co-located KV", run.colocated_memory, style.DECODE),
-        (run.busiest_port, link, style.ALERT if link is not None and link >= style.FULL else style.TRANSFER),
+        (run.busiest_port or "links", link, style.ALERT if link is not None and link >= style.FULL else style.TRANSFER),
     ]
-    shown = [row for row in rows if row[1] is not None and row[0]]
+    shown = [row for row in rows if row[1] is not None]
     _heading(canvas, card, "in use")
     pitch = 76.0 / max(len(shown), 3)
     for k, (label, share, colour) in enumerate(shown):

@@ -127,6 +127,6 @@ class Running:
     colocated_busy: float | None
     decode_memory: float | None  # share now
     colocated_memory: float | None
-    busiest_port: str
+    busiest_port: str  # empty: nothing is sent
     busiest_share: float | None  # now
     preemptions: int

@@ -418,7 +418,7 @@ def _running(
         colocated_busy=_busy(totals.colocated),
         decode_memory=_memory(serving),
         colocated_memory=_memory(colocated),
-        busiest_port=busiest.name if busiest else "",
+        busiest_port=busiest.name if busiest and busiest.bytes_per_s > 0.0 else "",
         busiest_share=busiest.share if busiest else None,
         preemptions=int(sim.block.header["preemptions"]),
     )

@@ -198,7 +198,7 @@ def _metrics(scene: Scene) -> list[str]:
     uses = (
         (("prefill busy", run.prefill_busy), ("decode memory", run.decode_memory)),
         (("co-located busy", run.colocated_busy), ("co-located memory", run.colocated_memory)),
-        ((f"fullest link {run.busiest_port}", run.busiest_share),),
+        ((f"fullest link {run.busiest_port}" if run.busiest_port else "links", run.busiest_share),),
     )
     rows = [[f"{name} {style.percent_text(share)}" for name, share in row if share is not None] for row in uses]
     in_use = [f"{'in use' if k == 0 else '':10} {'   '.join(row)}" for k, row in enumerate(filter(None, rows))]
