@@ -201,7 +201,7 @@ class ThreePart(Observed):
     def __init__(self, long_tokens: float = 4096.0, receive_limit: float = 4.0, compress_above_s: float = 0.2) -> None:
         self.long_tokens = long_tokens
         self.receive_limit = receive_limit
-        self.compress_above_s = compress_above_s
+        self.compress_above_s = float(np.float32(compress_above_s))  # observations are float32: equal stays equal
 
     def choose(self, seen: Seen) -> np.ndarray:
         p, d, q = kv_aware_pair(seen, self.long_tokens)

@@ -102,14 +102,15 @@ def test_of_impossible_scalings_the_possible_part_is_taken(mode):
     [
         {"kv__decode_binding": "prefill_end"},
         {"kv__decode_binding": "prefill_end", "scaling__interval_s": 2.0, "decode__0__active": 1},
-        {"kv__mixed_store": True, "network__overlap": "layer_wise"},
+        {"kv__mixed_store": True, "kv__reserve": "prefill_start", "network__overlap": "layer_wise"},
         {"colocated": MIXED["colocated"], "workload__rate_per_s": 14.0},
         {"control__scrape_interval_s": 0.5, "control__scrape_delay_s": 0.1, "control__control_plane_delay_s": 0.02},
     ],
 )
 def test_a_policy_equals_simulate_with_other_rules_of_the_cluster(kind, mode, changes):
-    env = make(kind, short("toy", 200, **changes), action_mode=mode, split="test", evaluation=True)
     for name in ("Greedy", "ThreePart", "Random"):
+        rule = getattr(baselines, name).name  # scales where the agent does not
+        env = make(kind, short("toy", 200, **changes), action_mode=mode, split="test", evaluation=True, rule=rule)
         ours = records_in_environment(env, getattr(baselines, name)(), 1)
         assert_same_records(env, ours, 1, getattr(baselines, name)())
 
@@ -180,7 +181,7 @@ def test_a_scheduler_needs_only_the_observation(preset, name, reward, masked):
         action, _ = agent.predict(observation, action_masks=info["action_mask"] if masked else None)
         same.append(int(action) == int(twin.predict(observation)[0]))
         observation, _, _, truncated, info = env.step(action)
-    assert np.mean(same) > 0.97
+    assert np.mean(same) > 0.95
     assert abs(info["score"]["better"]) < 0.02
 
 
@@ -188,15 +189,15 @@ def test_a_scheduler_needs_only_the_observation(preset, name, reward, masked):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"kv__decode_binding": "prefill_end"},
-        {"colocated": MIXED["colocated"], "workload__rate_per_s": 14.0, "cost__quality": {"fp8": 0.0}},
-        {"decode__0__store": "fp8", "cost__quality": {"fp8": 0.02}, "workload__rate_per_s": 12.0},
+        {"kv__decode_binding": "prefill_end", "kv__reserve": "prefill_end", "network__overlap": "blocking"},
+        {"colocated": [{"gpu": "h100", "tensor_parallel": 4, "rack": "far"}], "workload__rate_per_s": 5.0},
+        {"decode__0__store": "fp8", "cost__quality": {"fp8": 0.3}},
         {"control__scrape_interval_s": 0.5},
     ],
 )
 def test_a_scheduler_needs_only_the_observation_with_other_rules_of_the_cluster(name, changes):
     settings = {"split": "test", "evaluation": True, "reference": name}
-    env = make("routing", short("toy", 400, **changes), **settings)
+    env = make("routing", short("hetero-links", 400, 30.0, **changes), **settings)
     _, info = play(env, of_agent(OBSERVED[name]()), options={"window": 0})
     assert abs(info["score"]["better"]) < 0.02
 

@@ -9,12 +9,14 @@ import gymnasium as gym
 import numpy as np
 
 from pdenv.envs.fleet import Fleet
+from pdenv.envs.kernels.act import DECIDED
 from pdenv.envs.layout import Choice, Layout
 from pdenv.envs.settings import make_settings
 from pdenv.scenario import Scenario
 from pdenv.sim import decisions
 from pdenv.sim.engine import Simulation
-from pdenv.sim.state import NO_DECISION, PAIR, ROUTE, SCALE, TERMS
+from pdenv.sim.state import ACT_COLOCATED, ACT_HOLD, ACT_PAIR, NO_DECISION, PAIR, ROUTE, SCALE, TERMS
+from pdenv.topology import PRECISIONS
 
 #: Kind of decision that an observation asks for.
 DECISIONS = {NO_DECISION: "none", ROUTE: "route", PAIR: "pair", SCALE: "scale"}
@@ -153,9 +155,10 @@ class ClusterEnv(gym.Env[Any, Any]):
             raise RuntimeError("the episode is over: call reset()" if self._started else "call reset() first")
         taken = fleet.action_from(action)
         fleet.check(_ONE, taken)
-        if self.render_mode is not None:
-            self._last_decision = self._describe(action)
+        asked = self._asked() if self.render_mode is not None else None
         fleet.step(_ONE, taken)
+        if asked is not None and fleet.done[0] == DECIDED:
+            self._last_decision = self._describe(*asked)
         terms = (-fleet.terms[0]).tolist()
         reward = sum(terms)
         self._steps += 1
@@ -225,22 +228,29 @@ class ClusterEnv(gym.Env[Any, Any]):
             return None
         return self._picture.draw(scene)
 
-    def _describe(self, action: Any) -> str:
-        """What an action does to whom, in words; asked before it is taken."""
-        if self.layout.mode == "sequential":
-            return f"action {action}"
-        choice, shown, names = self.choice(action), self.shown, self.simulation.cluster.names
-        if choice.kind == "scale":
-            prefill, decode, flip = choice.scaling
-            flips = ("", ", prefill → decode", ", decode → prefill")[flip]
-            return f"scale prefill {prefill:+d}, decode {decode:+d}{flips}"
-        request = f"request {int(decisions.pending_request(self.simulation)['id']):,}"
-        if choice.kind == "pair":
-            p, d = shown["prefill"][choice.prefill], shown["decode"][choice.decode]
-            return f"{request} → {names['prefill'][p]} → {names['decode'][d]} as {choice.precision.upper()}"
-        if choice.kind == "colocated":
-            return f"{request} → {names['colocated'][shown['colocated'][choice.colocated]]}"
-        return f"{choice.kind} {request}"
+    def _asked(self) -> tuple[int, int]:
+        """Kind of the pending decision, and the number of the request that it is about."""
+        header = self.simulation.block.header
+        kind = int(header["pending"])
+        return kind, int(decisions.pending_request(self.simulation)["id"]) if kind in (ROUTE, PAIR) else -1
+
+    def _describe(self, kind: int, number: int) -> str:
+        """The decision that has just been taken, in words."""
+        header, names = self.simulation.block.header, self.simulation.cluster.names
+        if kind == SCALE:
+            flips = ("", ", prefill → decode", ", decode → prefill")[int(header["act_flip"])]
+            return f"scale prefill {header['act_scale_prefill']:+d}, decode {header['act_scale_decode']:+d}{flips}"
+        request, d = f"request {number:,}", int(header["act_d"])
+        if kind == PAIR:
+            return f"{request} → {names['decode'][d]}"
+        act = int(header["act_kind"])
+        if act == ACT_COLOCATED:
+            return f"{request} → {names['colocated'][int(header['act_h'])]}"
+        if act != ACT_PAIR:
+            return f"{'hold' if act == ACT_HOLD else 'reject'} {request}"
+        decode = f" → {names['decode'][d]}" if d >= 0 else ""
+        precision = PRECISIONS[int(header["act_precision"])].upper()
+        return f"{request} → {names['prefill'][int(header['act_p'])]}{decode} as {precision}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_picture": None}
