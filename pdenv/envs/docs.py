@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -77,11 +76,11 @@ def term_table() -> str:
 def filled(page: str) -> str:
     """The page with its tables written anew."""
     for name, table in (("features", feature_tables()), ("actions", action_table()), ("terms", term_table())):
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
-        page, found = re.subn(
-            pattern, lambda match, table=table: f"{match[1]}{table}\n{match[2]}", page, flags=re.DOTALL
-        )
-        assert found == 1, name
+        first, last = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, _, rest = page.partition(first)
+        _, found, after = rest.partition(last)
+        assert found, name
+        page = f"{before}{first}{table}\n{last}{after}"
     return page
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,10 +12,9 @@ from gymnasium.utils import seeding
 from pdenv import metrics
 from pdenv.envs.episodes import Start, Starts, draw_window
 from pdenv.envs.kernels import compiled
-from pdenv.envs.kernels.act import DECIDED
 from pdenv.envs.kernels.face import FACE, NEW_DECISION
 from pdenv.envs.kernels.features import FEATURES, bounds
-from pdenv.envs.layout import ACTION_MODES, K_COLOCATED, K_PAIR
+from pdenv.envs.layout import ACTION_MODES
 from pdenv.envs.settings import Settings, load
 from pdenv.errors import InputError, nearest
 from pdenv.run import whole_number
@@ -50,7 +48,7 @@ class Fleet:
         observations: `(n, size)` float32, of the last step; `layout.parts` names its parts.
         masks: `(n, A)` bool.
         terms: `(n, N_TERMS)` cost units of the last step.
-        dt: `(n,)` s of the last step.
+        faces: `(n,)` FACE, with the kind of decision, the time, and what the last step took and cost.
         over: `(n,)` bool, the episode has ended.
         reference_cost: `(n,)` cost units that the reference rule accrued over the last step.
     """
@@ -72,10 +70,8 @@ class Fleet:
         self.observations = np.zeros((n, layout.size), np.float32)
         self.masks = np.zeros((n, layout.n_actions), np.bool_)
         self.terms = np.zeros((n, N_TERMS))
-        self.dt = np.zeros(n)
         self.over = np.ones(n, np.bool_)
         self.reference_cost = np.zeros(n)
-        self.total_cost = np.zeros(n)
         self.reference_total = np.zeros(n)
         self.faces = np.zeros(n, FACE) if JIT else np.zeros(n, FACE).view(np.recarray)
         self._set_faces()
@@ -86,6 +82,8 @@ class Fleet:
         self.why = np.full(n, RETURN_DECISION, np.int64)
         self.done = np.zeros(n, np.int64)
         self.all = np.arange(n)
+        self._limits = np.array(layout.widths if layout.mode == "factored" else (layout.n_actions,))
+        self._action = np.zeros((1, 1), np.int64)
         self.threads = threads
         self._connect()
 
@@ -188,13 +186,13 @@ class Fleet:
         self.until[i] = start.stretches[0].until_s
         self.measured_only[i] = start.stretches[0].measured_only
         self.over[i] = False
-        self.total_cost[i] = self.reference_total[i] = self.reference_cost[i] = 0.0
+        self.reference_total[i] = self.reference_cost[i] = 0.0
         self.terms[i] = 0.0
-        self.dt[i] = 0.0
         face = self.faces[i]
         face["stage"] = NEW_DECISION
-        face["asked_t"] = start.sim.now
-        face["replaced"] = 0
+        face["since"] = start.sim.now
+        for name in ("replaced", "dt", "cost", "total_cost"):
+            face[name] = 0
         self._order(i, start)
 
     def _order(self, i: int, start: Start) -> None:
@@ -237,61 +235,40 @@ class Fleet:
             shape = (self.n, width) if width > 1 else (self.n,)
             message = f"is {_short(actions)}; give whole numbers of shape {shape} from the action space"
             raise IllegalAction(message, where="action")
-        return np.ascontiguousarray(array.reshape(self.n, width), np.int64)
+        taken = np.ascontiguousarray(array.reshape(self.n, width), np.int64)
+        if self.settings.replace_illegal:
+            outside = ((taken < 0) | (taken >= self._limits)).any(axis=1)
+            if outside.any():
+                self.refuse(int(outside.argmax()), taken)
+        return taken
 
     def action_from(self, action: Any) -> np.ndarray:
         """The same for a single environment."""
         if self.layout.mode == "factored":
             return self.actions_from(np.asarray(action)[None])
-        try:
-            if isinstance(action, bool | np.bool_):
-                raise TypeError
-            return np.array([[operator.index(action)]], np.int64)
-        except TypeError:
-            array = np.asarray(action)
-            if array.shape in ((), (1,)) and array.dtype.kind in "iu":
-                return array.reshape(1, 1).astype(np.int64)
+        k = _index(action)
+        if k is not None:
+            if self.settings.replace_illegal and not 0 <= k < self.layout.n_actions:
+                self.refuse(0, np.array([[k]]))
+            self._action[0, 0] = min(max(k, -1), self.layout.n_actions)
+            return self._action
         message = f"is {_short(action)}; give a whole number in 0..{self.layout.n_actions - 1}"
         raise IllegalAction(message, where="action")
 
-    def check(self, which: np.ndarray, actions: np.ndarray) -> None:
-        """Refuse actions that are not legal, before anything has happened.
+    def refuse(self, i: int, actions: np.ndarray) -> None:
+        """Say why the action of environment i cannot be taken.
 
         Raises:
-            IllegalAction: names the first one.
+            IllegalAction: always.
         """
-        if self.settings.replace_illegal:
-            legal = self._within(actions[which])
-        else:
-            legal = self._within(actions[which]) & self._legal(which, actions[which])
-        if legal.all():
-            return
-        i = int(which[np.flatnonzero(~legal)[0]])
         action = actions[i].tolist()
         shown = action[0] if len(action) == 1 else tuple(action)
-        if not self._within(actions[i : i + 1])[0]:
+        limits = self.layout.widths if self.layout.mode == "factored" else (self.layout.n_actions,)
+        if not all(0 <= k < limit for k, limit in zip(action, limits, strict=True)):
             raise IllegalAction(f"{shown} is not in {self.layout.action_space()}", where="action")
         where = "" if self.n == 1 else f" in environment {i}"
         message = f"{shown} is not legal now{where}; legal: {self._legal_choices(i)} (see action_masks())"
         raise IllegalAction(message, where="action")
-
-    def _within(self, actions: np.ndarray) -> np.ndarray:
-        """`(m,)` bool: inside the action space."""
-        limits = self.layout.widths if self.layout.mode == "factored" else (self.layout.n_actions,)
-        return np.all((actions >= 0) & (actions < np.array(limits)), axis=1)
-
-    def _legal(self, which: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """`(m,)` bool: allowed by the mask; of a factored action only the factors that its kind uses count."""
-        inside = self._within(actions)
-        actions = np.where(inside[:, None], actions, 0)
-        if self.layout.mode != "factored":
-            return inside & self.masks[which, actions[:, 0]]
-        first = np.cumsum((0, *self.layout.widths))[:-1]
-        each = np.take_along_axis(self.masks[which], first + actions, axis=1)
-        kind = actions[:, 0]
-        pair = (kind != K_PAIR) | each[:, 1:4].all(axis=1)
-        colocated = (kind != K_COLOCATED) | each[:, 4]
-        return inside & each[:, 0] & pair & colocated
 
     def _legal_choices(self, i: int) -> str:
         if self.layout.mode != "factored":
@@ -304,34 +281,37 @@ class Fleet:
         """Act in the environments `which`, none of which is over, and run each to its next decision.
 
         Args:
-            which: `(m,)` indices.
-            actions: from `actions_from`, and through `check`.
+            which: `(m,)` indices, ascending.
+            actions: from `actions_from`.
+
+        Raises:
+            IllegalAction: nothing has happened.
         """
+        act = self._kernels.act_each
+        illegal = act(self._addresses, self.faces, self.orders, self.masks, which, actions, self.why, self.done)
+        if illegal >= 0:
+            self.refuse(illegal, actions)
         if self._executor is not None and len(which) >= 2 * self.threads:
-            parts = np.array_split(which, self.threads)
-            list(self._executor.map(lambda part: self._work(part, actions), parts))
+            held_up = sum(self._executor.map(self._go_on, np.array_split(which, self.threads)))
         else:
-            self._work(which, actions)
-        held_up = which[self.why[which] != RETURN_DECISION]
-        if held_up.size:
-            self._run_on(held_up)
-            self._observe(held_up)
+            held_up = self._go_on(which)
+        if held_up:
+            self._finish(which[self.why[which] != RETURN_DECISION])
         if self.settings.reference:
             self._follow(which)
+
+    def _go_on(self, which: np.ndarray) -> int:
+        """Run to the next decision where one is complete, and observe; how many are held up by something else."""
+        part = slice(which[0], which[-1] + 1)
+        self._advance(self._addresses[part], self.until[part], self.measured_only[part], self.why[part])
+        return self._observe(which)
+
+    def _finish(self, held_up: np.ndarray) -> None:
+        """Run those that stopped for another reason on to a decision, or to their end."""
+        self._run_on(held_up)
+        self._observe(held_up)
         for i in held_up[self.over[held_up]]:
             self._charge_unfinished(int(i))
-        self.total_cost[which] += self.terms[which].sum(axis=1)
-
-    def _work(self, which: np.ndarray, actions: np.ndarray) -> None:
-        """Act, run to the next decision where there is one, and observe: three calls for all of them."""
-        self._kernels.act_each(self._addresses, self.faces, self.orders, self.masks, which, actions, self.done)
-        if len(which) == self.n:
-            self.why[self.done == DECIDED] = RETURN_GROW
-            self._advance(self._addresses, self.until, self.measured_only, self.why)
-        else:
-            decided = which[self.done[which] == DECIDED]
-            self._advance_some(decided)
-        self._observe(which)
 
     def _advance_some(self, which: np.ndarray) -> None:
         if which.size == 0:
@@ -342,8 +322,8 @@ class Fleet:
         self._advance(blocks, self.until[which], self.measured_only[which], why)
         self.why[which] = why
 
-    def _observe(self, which: np.ndarray, first: bool = False) -> None:
-        self._kernels.observe_each(
+    def _observe(self, which: np.ndarray, first: bool = False) -> int:
+        return self._kernels.observe_each(
             self._addresses,
             self.faces,
             self.orders,
@@ -355,7 +335,6 @@ class Fleet:
             self.observations,
             self.masks,
             self.terms,
-            self.dt,
         )
 
     def _run_on(self, which: np.ndarray) -> None:
@@ -401,7 +380,10 @@ class Fleet:
         if self.settings.evaluation:
             load = self.episodes[i].load
             left = np.count_nonzero(self.sims[i].records["status"][load.measured_from : load.measured_to] == WAITING)
-            self.terms[i, T_FAILURE] += left * float(self.sims[i].block.header["cost_weight"][W_FAILURE])
+            cost = left * float(self.sims[i].block.header["cost_weight"][W_FAILURE])
+            self.terms[i, T_FAILURE] += cost
+            self.faces["cost"][i] += cost
+            self.faces["total_cost"][i] += cost
 
     # ---- the reference ------------------------------------------------------------------------------
 
@@ -439,7 +421,7 @@ class Fleet:
         """
         load = self.episodes[i].load
         requests = load.measured_to - load.measured_from
-        cost = float(self.total_cost[i]) / requests
+        cost = float(self.faces["total_cost"][i]) / requests
         if not self.settings.reference:
             return {"cost": cost}
         reference = float(self.reference_total[i]) / requests
@@ -455,6 +437,15 @@ def _flat_bounds(settings: Settings) -> tuple[np.ndarray, np.ndarray]:
         for flat, bound in zip((low, high), bounds(part), strict=True):
             layout.parts(flat)[part][...] = bound
     return low, high
+
+
+def _index(action: Any) -> int | None:
+    """A whole number, or an array that holds one, as an int; None for anything else."""
+    if type(action) is int or isinstance(action, np.integer):
+        return int(action)
+    if isinstance(action, np.ndarray) and action.size == 1 and action.dtype.kind in "iu":
+        return int(action.item())
+    return None
 
 
 def _short(value: object) -> str:

@@ -99,8 +99,14 @@ class Layout:
 
     def parts(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         """Views of `(..., size)` numbers as the parts of the observation."""
+        if flat.ndim == 1:
+            return {part: flat[where].reshape(shape) for part, where, shape in self._places}
         lead = flat.shape[:-1]
-        return {part: flat[..., where].reshape(*lead, *self.shapes[part]) for part, where in self.slices.items()}
+        return {part: flat[..., where].reshape(*lead, *shape) for part, where, shape in self._places}
+
+    @cached_property
+    def _places(self) -> list[tuple[str, slice, tuple[int, ...]]]:
+        return [(part, where, self.shapes[part]) for part, where in self.slices.items()]
 
     # ---- actions ------------------------------------------------------------------------------------
 

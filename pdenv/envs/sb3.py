@@ -99,9 +99,8 @@ class ClusterVecEnv(VecEnv):
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         fleet = self.fleet
-        fleet.check(fleet.all, self._actions)
         fleet.step(fleet.all, self._actions)
-        rewards = -fleet.terms.sum(axis=1)
+        rewards = -fleet.faces["cost"]
         self._returns += rewards
         self._lengths += 1
         dones = fleet.over.copy()
@@ -118,7 +117,7 @@ class ClusterVecEnv(VecEnv):
         rows = (-fleet.terms).tolist()
         infos: list[dict[str, Any]] = [
             {"dt": dt, "reward_terms": dict(zip(TERMS, row, strict=True))}
-            for dt, row in zip(fleet.dt.tolist(), rows, strict=True)
+            for dt, row in zip(fleet.faces["dt"].tolist(), rows, strict=True)
         ]
         if fleet.settings.reference:
             for info, cost in zip(infos, fleet.reference_cost.tolist(), strict=True):
@@ -149,10 +148,10 @@ class ClusterVecEnv(VecEnv):
         return rows if self.flat else self.layout.parts(rows)
 
     def _decision(self, i: int) -> str:
-        return DECISIONS[int(self.fleet.sims[i].block.header["pending"])]
+        return DECISIONS[int(self.fleet.faces["pending"][i])]
 
     def _time_s(self, i: int) -> float:
-        return float(self.fleet.sims[i].now)
+        return float(self.fleet.faces["now"][i])
 
     # ---- what agents ask ----------------------------------------------------------------------------
 

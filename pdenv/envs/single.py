@@ -138,8 +138,8 @@ class ClusterEnv(gym.Env[Any, Any]):
             self.render()
         return self._observation(), {
             "action_mask": self.fleet.masks[0].copy(),
-            "decision": self._decision(),
-            "time_s": self.fleet.sims[0].now,
+            "decision": DECISIONS[int(self.fleet.faces["pending"][0])],
+            "time_s": float(self.fleet.faces["now"][0]),
             "window": self.fleet.episodes[0].window,
         }
 
@@ -154,21 +154,21 @@ class ClusterEnv(gym.Env[Any, Any]):
         if fleet.over[0]:
             raise RuntimeError("the episode is over: call reset()" if self._started else "call reset() first")
         taken = fleet.action_from(action)
-        fleet.check(_ONE, taken)
         asked = self._asked() if self.render_mode is not None else None
         fleet.step(_ONE, taken)
         if asked is not None and fleet.done[0] == DECIDED:
             self._last_decision = self._describe(*asked)
         terms = (-fleet.terms[0]).tolist()
-        reward = sum(terms)
+        face = fleet.faces[0]
+        reward = -float(face["cost"])
         self._steps += 1
         self._return += reward
         over = bool(fleet.over[0])
         info = {
             "action_mask": fleet.masks[0].copy(),
-            "decision": self._decision(),
-            "time_s": fleet.sims[0].now,
-            "dt": float(fleet.dt[0]),
+            "decision": DECISIONS[int(face["pending"])],
+            "time_s": float(face["now"]),
+            "dt": float(face["dt"]),
             "reward_terms": dict(zip(TERMS, terms, strict=True)),
         }
         if fleet.settings.reference:
@@ -194,9 +194,6 @@ class ClusterEnv(gym.Env[Any, Any]):
 
     def _observation(self) -> dict[str, np.ndarray]:
         return self.layout.parts(self.fleet.observations[0].copy())
-
-    def _decision(self) -> str:
-        return DECISIONS[int(self.fleet.sims[0].block.header["pending"])]
 
     # ---- looking ------------------------------------------------------------------------------------
 

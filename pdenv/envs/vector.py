@@ -17,6 +17,8 @@ from pdenv.envs.single import DECISIONS
 from pdenv.errors import InputError, nearest
 from pdenv.sim.state import TERMS
 
+_NAMES = np.array([DECISIONS[kind] for kind in range(len(DECISIONS))], object)
+
 METADATA = {**single.METADATA, "autoreset_mode": AutoresetMode.NEXT_STEP}
 
 
@@ -104,9 +106,8 @@ class ClusterVectorEnv(VectorEnv[Any, Any, Any]):
         if resetting.any() and self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             raise RuntimeError("an episode is over: call reset(options={'reset_mask': …})")
         acting = np.flatnonzero(~resetting) if resetting.any() else fleet.all
-        fleet.check(acting, taken)
         fleet.step(acting, taken)
-        rewards = -fleet.terms.sum(axis=1)
+        rewards = -fleet.faces["cost"]
         truncated = fleet.over & ~resetting
         infos = self._step_info(~resetting)
         for i in np.flatnonzero(truncated):
@@ -133,11 +134,10 @@ class ClusterVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _common(self, which: np.ndarray) -> dict[str, Any]:
         fleet = self.fleet
-        blocks = [sim.block.header for sim in fleet.sims]
         info = {
             "action_mask": fleet.masks.copy(),
-            "decision": np.array([DECISIONS[int(h["pending"])] for h in blocks], object),
-            "time_s": np.array([float(h["now"]) for h in blocks]),
+            "decision": _NAMES[fleet.faces["pending"]],
+            "time_s": fleet.faces["now"].copy(),
         }
         for name in tuple(info):
             info[f"_{name}"] = which.copy()
@@ -154,7 +154,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, Any]):
         info = self._common(which)
         terms = {name: -fleet.terms[:, k] for k, name in enumerate(TERMS)}
         info["reward_terms"] = {**terms, **{f"_{name}": which.copy() for name in TERMS}}
-        info["dt"] = fleet.dt.copy()
+        info["dt"] = fleet.faces["dt"].copy()
         if fleet.settings.reference:
             info["reference_reward"] = -fleet.reference_cost
         if fleet.settings.replace_illegal:

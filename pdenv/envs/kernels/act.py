@@ -32,6 +32,7 @@ from pdenv.sim.state import (
     ACT_REJECT,
     N_PRECISIONS,
     PAIR,
+    RETURN_GROW,
     ROUTE,
     SCALE,
     header,
@@ -181,15 +182,45 @@ def act(S, face, order, mask, action):
 
 
 @kernel
-def act_each(blocks, faces, orders, masks, which, actions, done):
-    """Act in the environments in `which`.
+def is_legal(face, mask, action):
+    """Does the mask allow the action? Of a factored one only the factors that its kind uses count."""
+    k = action[0]
+    if face.mode != MODE_FACTORED:
+        return 0 <= k < mask.shape[0] and mask[k]
+    if not (0 <= k < N_KINDS and mask[k]):
+        return False
+    at = N_KINDS
+    factor = 1
+    for width in (face.rows_prefill, face.rows_decode, N_PRECISIONS, face.rows_colocated):
+        used = (k == KIND_COLOCATED) if factor == 4 else (k == KIND_PAIR)
+        if used and not (0 <= action[factor] < width and mask[at + action[factor]]):
+            return False
+        at += width
+        factor += 1
+    return True
+
+
+@kernel
+def act_each(blocks, faces, orders, masks, which, actions, why, done):
+    """Act in the environments in `which`; or, if an action is not legal and not replaced, in none.
 
     Args:
         blocks, faces, orders, masks: as for `observe_each`.
         which: `(n,)` environments.
-        actions: `(E, 1)`, or `(E, 5)` in the factored form, int64.
-        done: `(E,)` int64, filled with ILLEGAL, ANOTHER_STAGE or DECIDED.
+        actions: `(E, 1)`, or `(E, 5)` in the factored form, int64, in the action space.
+        why: `(E,)` set to RETURN_GROW, to be run, where a decision is complete.
+        done: `(E,)` filled with ANOTHER_STAGE or DECIDED.
+
+    Returns:
+        The first environment whose action is not legal, or −1.
     """
     for n in range(which.shape[0]):
         i = which[n]
+        if not faces[i].replace and not is_legal(faces[i], masks[i], actions[i]):
+            return np.int64(i)
+    for n in range(which.shape[0]):
+        i = which[n]
         done[i] = act(blocks[i], faces[i], orders[i], masks[i], actions[i])
+        if done[i] == DECIDED:
+            why[i] = RETURN_GROW
+    return np.int64(-1)

@@ -29,7 +29,12 @@ FACE = np.dtype(
         ("stage", np.int64),  # of a sequential decision
         ("prefill", np.int64),  # instance chosen in an earlier stage, −1
         ("decode", np.int64),
-        ("asked_t", np.float64),  # when the decision before this one was asked for, s
+        ("pending", np.int64),  # kind of decision that is asked for
+        ("now", np.float64),  # when it is, s
+        ("since", np.float64),  # when the interval began whose cost has not been taken, s
+        ("dt", np.float64),  # s since the decision before it
+        ("cost", np.float64),  # accrued since then, cost units
+        ("total_cost", np.float64),  # of the episode
         ("mode", np.int64),
         ("routes", np.int64),
         ("scales", np.int64),

@@ -24,6 +24,7 @@ from pdenv.sim.state import (
     ACTIVE,
     DRAINING,
     N_PRECISIONS,
+    N_TERMS,
     PAIR,
     RETURN_DECISION,
     ROUTE,
@@ -226,8 +227,20 @@ def fill_observation(S, face, order, low, high, out):
 
 
 @kernel
-def observe_each(blocks, faces, orders, low, high, which, why, first, observations, masks, terms, dt):
-    """Observe those environments in `which` that stand at a decision.
+def take_step(S, face, terms):
+    """What the step that ends now took and cost."""
+    face.dt = header(S).now - face.since
+    face.since = header(S).now
+    take_accrual(S, terms)
+    face.cost = 0.0
+    for k in range(N_TERMS):
+        face.cost += terms[k]
+    face.total_cost += face.cost
+
+
+@kernel
+def observe_each(blocks, faces, orders, low, high, which, why, first, observations, masks, terms):
+    """Observe those environments in `which` that stand at a decision; returns how many do not.
 
     Args:
         blocks: `(E,)` addresses.
@@ -240,21 +253,23 @@ def observe_each(blocks, faces, orders, low, high, which, why, first, observatio
         observations: `(E, size)` float32, filled.
         masks: `(E, A)` bool, filled.
         terms: `(E, N_TERMS)` cost units accrued since the last decision, filled.
-        dt: `(E,)` s since then, filled.
     """
+    passed = 0
     for n in range(which.shape[0]):
         i = which[n]
         if why[i] != RETURN_DECISION:
+            passed += 1
             continue
         S = blocks[i]
         face = faces[i]
         begin_decision(S, face)
         if not first:
-            dt[i] = header(S).now - face.asked_t
-            face.asked_t = header(S).now
-            take_accrual(S, terms[i])
+            take_step(S, face, terms[i])
+        face.now = header(S).now
+        face.pending = header(S).pending
         fill_observation(S, face, orders[i], low, high, observations[i])
         fill_mask(S, face, orders[i], masks[i])
+    return passed
 
 
 @kernel
