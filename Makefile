@@ -24,11 +24,11 @@ $(VENV)/installed: $(VENV)/made $(INPUTS)
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/made $(INPUTS)
-	@echo "Installing pdenv with tests and checks into $(VENV) ..."
-	@$(PIP_INSTALL) --editable '.[test,dev]'
+	@echo "Installing pdenv with training, tests and checks into $(VENV) ..."
+	@$(PIP_INSTALL) --editable '.[test,dev,train]'
 	@touch $(VENV)/installed $@
 
-setup: $(VENV)/installed-dev  ## create .venv with pdenv, its tests and its checks
+setup: $(VENV)/installed-dev  ## create .venv with pdenv, training, tests and checks
 
 demo: $(VENV)/installed  ## compare schedulers at the operating point; plots go to runs/demo
 	@mkdir -p runs
@@ -39,6 +39,7 @@ demo: $(VENV)/installed  ## compare schedulers at the operating point; plots go 
 
 test: $(VENV)/installed-dev  ## run every test
 	$(BIN)/python -m pdenv.sim.compiled
+	$(BIN)/python -m pdenv.envs.kernels
 	$(BIN)/python -m pytest -n 2
 
 check: $(VENV)/installed-dev  ## format, lint, types and tests

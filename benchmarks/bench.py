@@ -28,6 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import env_rows
 from performance_page import (
     BASE_IMPORTS,
     GPU,
@@ -324,6 +325,7 @@ def jobs(quick: bool, full: bool) -> dict[str, tuple[str, Callable[[], Raw]]]:
     }
     sizes = [(requests, repeats), (10 * requests, min(repeats, 3)), *([(10_000_000, 1)] if full else [])]
     rows |= {f"linear-{n}": ("linearity", partial(linearity, n, times)) for n, times in sizes}
+    rows |= env_rows.jobs(uniform, quick, repeats)
     rows["memory"] = ("memory", partial(memory, 10 * requests))
     rows["compilation"] = ("compilation", partial(compilation, repeats))
     rows["imports"] = ("imports", partial(imports, repeats))
@@ -335,14 +337,14 @@ def measure(quick: bool = False, full: bool = False, only: str | None = None) ->
     chosen = {name: job for name, job in jobs(quick, full).items() if only is None or only in name}
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     result: Raw = {"quick": quick, "date": datetime.now(timezone.utc).date().isoformat()}
-    result |= {"machine": machine(), "versions": versions(), "throughput": [], "linearity": []}
+    result |= {"machine": machine(), "versions": versions(), "throughput": [], "linearity": [], "envs": []}
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("compiling, or loading the compiled engine", total=len(chosen))
         once(small := uniform(5, "blocking", None, 200), arrivals_of(small), "least-requests")
         for name, (part, job) in chosen.items():
             progress.update(task, description=name)
             row = job()
-            if part in ("throughput", "linearity"):
+            if part in ("throughput", "linearity", "envs"):
                 result[part].append(row)
             else:
                 result[part] = row

@@ -86,6 +86,24 @@ MUTANTS = (
         "    bulk = it.active",
         "the first gap after a join is counted twice",
     ),
+    Mutant(
+        "accrual.py",
+        "it.value -= delta * phi(S, t)",
+        "it.value -= delta * phi(S, header(S).now)",
+        "cost accrues from when a change is noticed, not from when it happens",
+    ),
+    Mutant(
+        "accrual.py",
+        "return it.output if header(S).decode_first and it.mode == 1 else it.output - 1",
+        "return it.output - 1",
+        "a first token emitted by decode is not counted in m",
+    ),
+    Mutant(
+        "accrual.py",
+        "charge(S, T_QUALITY, price - it.quality, header(S).now)",
+        "charge(S, T_QUALITY, price, header(S).now)",
+        "a request that is dispatched again pays for quality again",
+    ),
 )
 
 #: pytest in a copy; 64-bit hashes wrap round, of which uncompiled numpy scalars warn.
@@ -96,6 +114,7 @@ CHECKS = (
     (*PYTEST, "tests/test_toy.py", "tests/test_physics.py"),
     ("benchmarks/mutants.py", "--compare"),
     (*PYTEST, "tests/test_conservation.py"),
+    (*PYTEST, "tests/test_accrual.py"),
 )
 
 

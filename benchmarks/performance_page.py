@@ -111,6 +111,47 @@ def linearity_table(rows: list[Raw]) -> str:
     )
 
 
+def steps_table(rows: list[Raw]) -> str:
+    """Environment steps per CPU-second."""
+    return table(
+        ("environments", "target /CPU-s", "measured /CPU-s", "", "lowest and highest run"),
+        [
+            (
+                row["title"],
+                "–" if row["target"] is None else f"{row['target']:,.0f}",
+                f"{row['steps_per_cpu_s']:,.0f}",
+                "" if row["target"] is None else verdict(row["steps_per_cpu_s"] >= row["target"]),
+                f"{min(row['runs']):,.0f} … {max(row['runs']):,.0f}",
+            )
+            for row in rows
+        ],
+    )
+
+
+def resets_table(row: Raw) -> str:
+    """Milliseconds of a reset."""
+    return table(
+        ("reset", "target below", "CPU", ""),
+        [
+            (
+                what,
+                f"{1e3 * row['targets'][key]:.0f} ms",
+                f"{1e3 * row[f'{key}_s']:.2f} ms",
+                verdict(row[f"{key}_s"] < row["targets"][key]),
+            )
+            for what, key in (("to a window that is kept", "cached"), ("to another one", "fresh"))
+        ],
+    )
+
+
+def training_line(row: Raw) -> str:
+    """Training steps per second."""
+    return (
+        f"MaskablePPO of sb3-contrib on 64 environments of `operating-point` (64 × 64 steps an update, 4 epochs, one "
+        f"thread of torch): {row['steps_per_cpu_s']:,.0f} steps per CPU-second, updates included."
+    )
+
+
 def memory_table(row: Raw) -> str:
     """Bytes a request beyond its own record."""
     return table(
@@ -192,6 +233,17 @@ crosses it. `operating-point` is the preset with its own lengths, tiers, racks a
 
 {peer_lines(raw["throughput"])}
 {bounds_table(raw["throughput"])}
+## Environment steps per CPU-second
+
+`pdenv/Routing-v0`, one step is one action, observations, masks and infos included, resets too; the actions are those
+of `least-work` and not timed. A sequential decision is four steps. P + P are equal instances as above, layer-wise.
+
+{steps_table(raw["envs"])}
+
+{resets_table(raw["env_resets"])}
+
+{training_line(raw["env_training"])}
+
 ## Linear in requests
 
 5 + 5, blocking, as above. The target allows for the spread of identical runs.
@@ -221,6 +273,9 @@ def tables_of(raw: Raw) -> str:
     """The tables of the rows that were measured."""
     parts = [throughput_table(raw["throughput"]), bounds_table(raw["throughput"])] if raw["throughput"] else []
     parts += [linearity_table(raw["linearity"])] if raw["linearity"] else []
+    parts += [steps_table(raw["envs"])] if raw["envs"] else []
+    parts += [resets_table(raw["env_resets"])] if "env_resets" in raw else []
+    parts += [training_line(raw["env_training"])] if "env_training" in raw else []
     parts += [memory_table(raw["memory"])] if "memory" in raw else []
     if "compilation" in raw and "imports" in raw:
         parts.append(start_table(raw["compilation"], raw["imports"]))

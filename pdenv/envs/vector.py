@@ -92,7 +92,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, Any]):
         which = self.fleet.all if mask is None else np.flatnonzero(np.asarray(mask, np.bool_))
         self.fleet.seed(self.fleet.seeds_from(seed))
         self.fleet.reset(which, options)
-        return self._observation(), self._start_info(self._yes if mask is None else np.asarray(mask, np.bool_))
+        return self._observation(), self._start_info(self._yes.copy() if mask is None else np.array(mask, np.bool_))
 
     def step(self, actions: Any) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Take a decision in every environment, and run each to its next one.
@@ -140,20 +140,20 @@ class ClusterVectorEnv(VectorEnv[Any, Any, Any]):
             "time_s": fleet.faces["now"].copy(),
         }
         for name in tuple(info):
-            info[f"_{name}"] = which.copy()
+            info[f"_{name}"] = which
         return info
 
     def _start_info(self, which: np.ndarray) -> dict[str, Any]:
         info = self._common(which)
         info["window"] = np.array([start.window for start in self.fleet.episodes])
-        info["_window"] = which.copy()
+        info["_window"] = which
         return info
 
     def _step_info(self, which: np.ndarray) -> dict[str, Any]:
         fleet = self.fleet
         info = self._common(which)
         terms = {name: -fleet.terms[:, k] for k, name in enumerate(TERMS)}
-        info["reward_terms"] = {**terms, **{f"_{name}": which.copy() for name in TERMS}}
+        info["reward_terms"] = {**terms, **{f"_{name}": which for name in TERMS}}
         info["dt"] = fleet.faces["dt"].copy()
         if fleet.settings.reference:
             info["reference_reward"] = -fleet.reference_cost
@@ -161,7 +161,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, Any]):
             info["replaced_actions"] = fleet.faces["replaced"].copy()
         for name in ("reward_terms", "dt", "reference_reward", "replaced_actions"):
             if name in info:
-                info[f"_{name}"] = which.copy()
+                info[f"_{name}"] = which
         return info
 
     def _final_info(self, i: int) -> dict[str, Any]:
