@@ -25,10 +25,10 @@ class Hyperparameters(BaseModel):
     n_envs: int = Field(64, ge=1, description="environments that run side by side")
     n_steps: int = Field(100, ge=2, description="steps of each environment in an update")
     batch_size: int = Field(1600, ge=2, description="steps in a minibatch")
-    n_epochs: int = Field(6, ge=1, description="passes over the steps of an update")
+    n_epochs: int = Field(4, ge=1, description="passes over the steps of an update")
     learning_rate: float = Field(1e-3, gt=0.0, description="at the start; falls linearly to 0")
     clip_range: float = Field(0.2, gt=0.0, description="of the probability ratio")
-    entropy_coefficient: float = Field(0.003, ge=0.0, description="weight of the entropy in the loss")
+    entropy_coefficient: float = Field(0.0, ge=0.0, description="weight of the entropy in the loss")
     value_coefficient: float = Field(0.5, ge=0.0, description="weight of the value loss")
     max_grad_norm: float = Field(0.5, gt=0.0, description="gradients are clipped to it")
     beta_per_s: float = Field(0.05, ge=0.0, description="discount rate in simulated time, 1/s")
@@ -41,7 +41,7 @@ class Hyperparameters(BaseModel):
     work_conserving: bool = Field(True, description="hold only where there is nowhere to go")
     hidden: int = Field(64, ge=1, description="width of the layers")
     checkpoint_updates: int = Field(8, ge=1, description="updates between checkpoints; episodes start anew at each")
-    torch_threads: int = Field(2, ge=1, description="threads of torch; another number may change the last digits")
+    torch_threads: int = Field(1, ge=1, description="threads of torch; tensors are small, and more may be slower")
 
     @model_validator(mode="after")
     def _groups(self) -> Hyperparameters:

@@ -165,6 +165,11 @@ class PairPolicy(MaskableActorCriticPolicy):
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), "hidden": self.hidden}
 
+    def set_training_mode(self, mode: bool) -> None:
+        """As in Stable-Baselines3, which walks through all modules at every prediction."""
+        if mode != self.training:
+            super().set_training_mode(mode)
+
     def get_distribution(self, obs: Any, action_masks: Any = None) -> MaskableDistribution:
         """Probabilities of the actions; 0 where the mask is."""
         distribution = self.action_dist.proba_distribution(self.scorer(obs))

@@ -1,45 +1,50 @@
-"""MaskablePPO of sb3-contrib on the native vector environment: many clusters in one process, masks included.
+"""MaskablePPO on the native vector environment: many clusters in one process, illegal actions masked.
 
-python examples/sb3_maskable_ppo.py --steps 200000
+python examples/sb3_maskable_ppo.py --steps 100000
 """
 
 import argparse
 
 import numpy as np
+import torch
 from sb3_contrib import MaskablePPO
-from stable_baselines3.common.vec_env import VecNormalize
 
 import pdenv
 
-ENV_ID, SCENARIO = "pdenv/Routing-v0", "hetero-links"
+ENV_ID = "pdenv/Routing-v0"
+# A request is held only where there is nowhere to go: with discounting by step, holding would put costs off.
+SETTINGS = {"scenario": "toy", "work_conserving": True}
 
 
-def score(model: MaskablePPO, windows: int = 4) -> tuple[float, float]:
-    """Mean cost per request of the agent, and of the three-part heuristic, in windows that training never sees."""
-    venv = pdenv.make_sb3_vec_env(
-        ENV_ID, n_envs=windows, scenario=SCENARIO, evaluation=True, split="validation", reference="three-part", seed=0
-    )
+def score(model, windows=4):
+    """Mean cost per request in validation windows: of the model, and of the three-part heuristic."""
+    settings = {"evaluation": True, "split": "validation", "reference": "three-part"}
+    venv = pdenv.make_sb3_vec_env(ENV_ID, n_envs=windows, seed=0, **settings, **SETTINGS)
     observation, scores = venv.reset(), {}
     while len(scores) < windows:
-        action, _ = model.predict(observation, action_masks=venv.action_masks(), deterministic=True)
+        action, _ = model.predict(observation, action_masks=venv.action_masks())
         observation, _, dones, infos = venv.step(action)
         for i in np.flatnonzero(dones):
             scores.setdefault(i, infos[i]["score"])
-    costs = [(found["cost"], found["reference_cost"]) for found in scores.values()]
-    return tuple(np.mean(costs, axis=0).tolist())
+    return tuple(float(np.mean([s[name] for s in scores.values()])) for name in ("cost", "reference_cost"))
 
 
-def train(steps: int, seed: int = 0) -> MaskablePPO:
-    venv = pdenv.make_sb3_vec_env(ENV_ID, n_envs=16, scenario=SCENARIO, rollouts_per_window=4, seed=seed)
-    venv = VecNormalize(venv, norm_obs=False, gamma=0.99)  # observations are in [-1, 1] already; costs are not
-    model = MaskablePPO("MultiInputPolicy", venv, n_steps=256, batch_size=512, n_epochs=4, ent_coef=0.01, seed=seed)
-    print("before: cost per request {:.3f}, three-part {:.3f}".format(*score(model)))
+def main(steps):
+    # Neighbours that serve the same arrivals make good decisions stand out from lucky windows.
+    venv = pdenv.make_sb3_vec_env(ENV_ID, n_envs=32, rollouts_per_window=8, seed=0, **SETTINGS)
+    model = MaskablePPO(
+        "MultiInputPolicy", venv, n_steps=64, batch_size=512, learning_rate=1e-3, gamma=0.98, gae_lambda=0.9, seed=0
+    )
+    before, reference = score(model)
+    print(f"before: {before:.4f} per request (three-part: {reference:.4f})")
     model.learn(steps)
-    print("after:  cost per request {:.3f}, three-part {:.3f}".format(*score(model)))
+    after, _ = score(model)
+    print(f"after:  {after:.4f} per request")
     return model
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=200_000)
-    train(parser.parse_args().steps)
+    parser.add_argument("--steps", type=int, default=100_000)
+    torch.set_num_threads(1)  # fastest for small networks
+    main(parser.parse_args().steps)

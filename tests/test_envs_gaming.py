@@ -103,15 +103,15 @@ def honest_cost(preset: str, reward: str, requests: int | None, windows: int) ->
 @pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_no_trick_pays(preset, reward, trick):
-    env = evaluation(preset, reward, 150, trick == "always reject")
-    assert mean_cost(env, observed.ThreePart(), TRICKS[trick], 1) > 1.01 * honest_cost(preset, reward, 150, 1)
+    env = evaluation(preset, reward, 100, trick == "always reject")
+    assert mean_cost(env, observed.ThreePart(), TRICKS[trick], 1) > 1.01 * honest_cost(preset, reward, 100, 1)
 
 
 @pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_least_work_in_int4_does_not_pay(preset, reward):
-    cost = mean_cost(evaluation(preset, reward, 150, False), observed.LeastWork(), always_int4, 1)
-    assert cost > 1.01 * honest_cost(preset, reward, 150, 1)
+    cost = mean_cost(evaluation(preset, reward, 100, False), observed.LeastWork(), always_int4, 1)
+    assert cost > 1.01 * honest_cost(preset, reward, 100, 1)
 
 
 @pytest.mark.slow

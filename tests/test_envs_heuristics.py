@@ -20,7 +20,6 @@ from pdenv.sim.view import Route, Scale
 
 POLICIES = tuple(name for name in baselines.__all__ if name != "Colocated")
 MIXED = {"colocated": [{"gpu": "h100", "tensor_parallel": 1, "profile": "toy", "kv_bytes": 16_000_000, "store": "fp8"}]}
-ELASTIC = {"scaling__interval_s": 3.0, "prefill__0__count": 4, "prefill__0__active": 2}
 
 
 def records_in_environment(env: Any, policy: Any, window: int) -> np.ndarray:
@@ -39,7 +38,7 @@ def assert_same_records(env: Any, ours: np.ndarray, window: int, policy: Any) ->
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_policy_in_the_routing_environment_equals_simulate(preset, name, mode):
     """Request for request, in every field of the records."""
-    env = make("routing", short(preset, 150), action_mode=mode, split="test", evaluation=True)
+    env = make("routing", short(preset, 100), action_mode=mode, split="test", evaluation=True)
     ours = records_in_environment(env, getattr(baselines, name)(), 1)
     assert_same_records(env, ours, 1, getattr(baselines, name)())
 
@@ -49,7 +48,7 @@ def test_a_policy_in_the_routing_environment_equals_simulate(preset, name, mode)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_policy_in_the_cluster_environment_equals_simulate(preset, name, mode):
     settings = {"action_mode": mode, "split": "test", "evaluation": True, "interval_s": 4.0}
-    env = make("cluster", short(preset, 150), **settings)
+    env = make("cluster", short(preset, 80), **settings)
     ours = records_in_environment(env, getattr(baselines, name)(), 0)
     assert_same_records(env, ours, 0, getattr(baselines, name)())
 
@@ -110,7 +109,7 @@ def test_of_impossible_scalings_the_possible_part_is_taken(mode):
 def test_a_policy_equals_simulate_with_other_rules_of_the_cluster(kind, mode, changes):
     for name in ("Greedy", "ThreePart", "Random"):
         rule = getattr(baselines, name).name  # scales where the agent does not
-        env = make(kind, short("toy", 200, **changes), action_mode=mode, split="test", evaluation=True, rule=rule)
+        env = make(kind, short("toy", 100, **changes), action_mode=mode, split="test", evaluation=True, rule=rule)
         ours = records_in_environment(env, getattr(baselines, name)(), 1)
         assert_same_records(env, ours, 1, getattr(baselines, name)())
 
@@ -166,14 +165,15 @@ OBSERVED = {cls.name: cls for cls in (observed.LeastWork, observed.KvAware, obse
 TWINS = {cls.name: cls for cls in (baselines.LeastWork, baselines.KvAware, baselines.Greedy, baselines.ThreePart)}
 
 
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("reward", ["joint", "normalised"])
+@pytest.mark.parametrize(
+    ("preset", "reward", "masked"),
+    [*((preset, "joint", True) for preset in PRESETS), ("hetero-links", "normalised", False)],
+)
 @pytest.mark.parametrize("name", OBSERVED)
-@pytest.mark.parametrize("preset", PRESETS)
 def test_a_scheduler_needs_only_the_observation(preset, name, reward, masked):
     """Nearly every decision is that of the readable rule that sees the engine, and the cost is the same."""
     settings = {"reward": reward, "split": "test", "evaluation": True, "reference": name}
-    env = make("routing", short(preset, 400, warmup_s=30.0), **settings)
+    env = make("routing", short(preset, 300, warmup_s=10.0), **settings)
     agent, twin = OBSERVED[name](), PolicyAgent(env, TWINS[name]())
     observation, info = env.reset(options={"window": 0})
     same, truncated = [], False
@@ -197,7 +197,7 @@ def test_a_scheduler_needs_only_the_observation(preset, name, reward, masked):
 )
 def test_a_scheduler_needs_only_the_observation_with_other_rules_of_the_cluster(name, changes):
     settings = {"split": "test", "evaluation": True, "reference": name}
-    env = make("routing", short("hetero-links", 400, 30.0, **changes), **settings)
+    env = make("routing", short("hetero-links", 250, 10.0, **changes), **settings)
     _, info = play(env, of_agent(OBSERVED[name]()), options={"window": 0})
     assert abs(info["score"]["better"]) < 0.02
 

@@ -1,0 +1,412 @@
+"""Training: the policy, discounting in event time, reproducibility, resuming, the command line."""
+
+# ruff: noqa: E402  # what follows needs torch
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+th = pytest.importorskip("torch", reason="torch is not installed (pip install 'pdenv[train]')")
+
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from typer.testing import CliRunner
+
+import pdenv
+from agents.config import CONFIGS, Hyperparameters, read_hyperparameters
+from agents.evaluate import acting, play, random_acting
+from agents.policy import PairPolicy
+from agents.rollout import EventTimeRolloutBuffer
+from agents.runs import Run, create_run, load_weights, make_model, make_policy, read_run
+from agents.train import app, train
+from pdenv.envs.layout import layout_of
+from pdenv.envs.normalize import normalized_space
+from pdenv.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TINY = Hyperparameters(
+    n_envs=4,
+    n_steps=20,
+    batch_size=40,
+    n_epochs=2,
+    rollouts_per_window=2,
+    horizon_requests=30,
+    checkpoint_updates=2,
+    hidden=8,
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    th.set_num_threads(1)  # tensors are small; tests run side by side
+
+
+def make_run(folder: Path, scenario: str = "toy", steps: int = 480, seed: int = 0, **changes) -> Run:
+    hyperparameters = Hyperparameters.model_validate({**TINY.model_dump(), **changes})
+    run = Run(folder, "maskable-ppo", pdenv.load_scenario(scenario), steps, seed, hyperparameters)
+    create_run(run)
+    return run
+
+
+def weights_of(model) -> np.ndarray:
+    return th.cat([p.detach().flatten() for p in model.policy.parameters()]).numpy()
+
+
+# ---- the policy ---------------------------------------------------------------------------------------
+
+
+def make_policy_for(rows: tuple[int, int, int], scales: bool = False) -> tuple[PairPolicy, dict]:
+    """A policy with weights that matter, and 5 random observations."""
+    layout = layout_of(pdenv.load_scenario("toy").cluster(), "pair", True, scales, pad=rows)
+    th.manual_seed(1)
+    space = normalized_space(layout, flat=False)
+    policy = PairPolicy(space, layout.action_space(), lambda _: 1e-3, hidden=16)
+    with th.no_grad():
+        for name, parameter in policy.named_parameters():
+            if "score" in name:
+                parameter.normal_(std=0.1)
+    rng = np.random.default_rng(0)
+    seen = {k: th.as_tensor(rng.uniform(0.0, 0.3, (5, *box.shape)), dtype=th.float32) for k, box in space.items()}
+    for part in ("prefill", "decode", "colocated"):
+        seen[part][..., 0] = 1.0
+    return policy, seen
+
+
+def test_scores_follow_instances_that_are_shown_in_another_order():
+    policy, seen = make_policy_for((3, 4, 2))
+    rows, columns, beside = [2, 0, 1], [3, 1, 0, 2], [1, 0]
+    moved = {
+        **seen,
+        "prefill": seen["prefill"][:, rows],
+        "decode": seen["decode"][:, columns],
+        "pair": seen["pair"][:, rows][:, :, columns],
+        "colocated": seen["colocated"][:, beside],
+    }
+    with th.no_grad():
+        before, after = policy.scorer(seen), policy.scorer(moved)
+        values = policy.predict_values(seen), policy.predict_values(moved)
+    pairs = before[:, :48].reshape(5, 3, 4, 4)
+    assert pairs.std() > 0.1
+    np.testing.assert_allclose(after[:, :48].reshape(5, 3, 4, 4), pairs[:, rows][:, :, columns], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(after[:, 48:50], before[:, 48:50][:, beside], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(after[:, 50:], before[:, 50:], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(values[0], values[1], rtol=1e-4, atol=1e-4)
+
+
+def test_padding_changes_no_score():
+    small, seen = make_policy_for((2, 3, 1))
+    large, padded = make_policy_for((4, 5, 2))
+    large.load_state_dict(small.state_dict())
+    p, d, h = slice(0, 2), slice(0, 3), slice(0, 1)
+    padded |= {"request": seen["request"], "cluster": seen["cluster"]}
+    padded["prefill"][:, p], padded["decode"][:, d] = seen["prefill"], seen["decode"]
+    padded["colocated"][:, h], padded["pair"][:, p, d] = seen["colocated"], seen["pair"]
+    for part, real in (("prefill", 2), ("decode", 3), ("colocated", 1)):
+        padded[part][:, real:, 0] = 0.0
+    with th.no_grad():
+        few, many = small.scorer(seen), large.scorer(padded)
+        np.testing.assert_allclose(
+            many[:, :80].reshape(5, 4, 5, 4)[:, p, d], few[:, :24].reshape(5, 2, 3, 4), rtol=1e-4, atol=1e-4
+        )
+        np.testing.assert_allclose(many[:, 82:], few[:, 25:], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(large.predict_values(padded), small.predict_values(seen), rtol=1e-4, atol=1e-4)
+
+
+def test_every_legal_action_is_drawn_and_no_other():
+    policy, seen = make_policy_for((2, 2, 1), scales=True)
+    one = {part: value[:1].expand(4000, *value.shape[1:]) for part, value in seen.items()}
+    with th.no_grad():
+        for parameter in policy.scorer.parameters():
+            parameter.mul_(0.1)
+    legal = np.zeros(policy.action_space.n, bool)
+    legal[[1, 6, 16, 18, policy.action_space.n - 1]] = True
+    masks = np.tile(legal, (4000, 1))
+    actions, _, log_probs = policy(one, action_masks=masks)
+    assert set(actions.tolist()) == set(np.flatnonzero(legal))
+    assert policy.get_distribution(one, masks).distribution.probs[0][~th.as_tensor(legal)].sum() == 0.0
+    again = policy.evaluate_actions(one, actions, th.as_tensor(masks))[1]
+    np.testing.assert_allclose(again.detach(), log_probs.detach(), atol=1e-6)
+    greedy = policy.predict({k: v[0].numpy() for k, v in seen.items()}, deterministic=True, action_masks=legal)[0]
+    assert legal[greedy]
+
+
+# ---- event time ---------------------------------------------------------------------------------------
+
+
+def fill(kind, n_steps: int, n_envs: int, seed: int = 0, dt: np.ndarray | None = None, **kwargs):
+    """A buffer with random rewards, values and ends of episodes."""
+    layout = layout_of(pdenv.load_scenario("toy").cluster(), "pair", True, False)
+    space = normalized_space(layout, flat=False)
+    buffer = kind(n_steps, space, layout.action_space(), "cpu", n_envs=n_envs, **kwargs)
+    rng = np.random.default_rng(seed)
+    for step in range(n_steps):
+        seen = {part: np.zeros((n_envs, *box.shape), np.float32) for part, box in space.items()}
+        more = {} if dt is None else {"dt": dt[step]}
+        reward, start = rng.normal(size=n_envs), rng.random(n_envs) < 0.2
+        value = th.as_tensor(rng.normal(size=n_envs), dtype=th.float32)
+        buffer.add(seen, np.zeros((n_envs, 1)), reward, start, value, th.zeros(n_envs), **more)
+    last = th.as_tensor(rng.normal(size=(n_envs, 1)), dtype=th.float32)
+    buffer.compute_returns_and_advantage(last, rng.random(n_envs) < 0.5)
+    return buffer, last
+
+
+def test_advantages_by_hand():
+    dt = np.array([[0.5], [2.0]])
+    buffer, last = fill(EventTimeRolloutBuffer, 2, 1, dt=dt, beta_per_s=0.1, trace_decay_per_s=0.3)
+    buffer.episode_starts[:] = 0.0
+    buffer.compute_returns_and_advantage(last, np.array([False]))
+    (r0, r1), (v0, v1), v2 = buffer.rewards[:, 0], buffer.values[:, 0], float(last)
+    second = r1 + np.exp(-0.2) * v2 - v1
+    first = r0 + np.exp(-0.05) * v1 - v0 + np.exp(-0.05 - 0.15) * second
+    np.testing.assert_allclose(buffer.advantages[:, 0], [first, second], rtol=1e-6)
+    np.testing.assert_allclose(buffer.returns[:, 0], [first + v0, second + v1], rtol=1e-6)
+
+
+def test_steps_of_equal_length_are_what_stable_baselines_computes():
+    dt = np.full((30, 4), 0.25)
+    ours, _ = fill(EventTimeRolloutBuffer, 30, 4, dt=dt, beta_per_s=0.2, trace_decay_per_s=0.4)
+    theirs, _ = fill(MaskableDictRolloutBuffer, 30, 4, gamma=np.exp(-0.05), gae_lambda=np.exp(-0.1))
+    np.testing.assert_allclose(ours.advantages, theirs.advantages, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ours.returns, theirs.returns, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_without_time_and_reward_changes_no_return():
+    dt = np.array([[0.7], [1.1], [0.4]])
+    short, last = fill(EventTimeRolloutBuffer, 3, 1, dt=dt, beta_per_s=0.3, trace_decay_per_s=0.2)
+    long, _ = fill(
+        EventTimeRolloutBuffer, 4, 1, dt=np.insert(dt, 1, 0.0, axis=0), beta_per_s=0.3, trace_decay_per_s=0.2
+    )
+    for buffer in (short, long):
+        buffer.episode_starts[:] = 0.0
+    long.rewards[:] = np.insert(short.rewards, 1, 0.0, axis=0)
+    long.values[:] = np.insert(short.values, 1, short.values[1], axis=0)
+    short.compute_returns_and_advantage(last, np.array([False]))
+    long.compute_returns_and_advantage(last, np.array([False]))
+    np.testing.assert_allclose(long.returns[[0, 2, 3]], short.returns, rtol=1e-5)
+    np.testing.assert_allclose(long.returns[1], long.returns[2], rtol=1e-5)
+
+
+def test_groups_lose_their_mean_advantage_and_keep_returns():
+    dt = np.random.default_rng(1).uniform(0.0, 1.0, (10, 6))
+    plain, _ = fill(EventTimeRolloutBuffer, 10, 6, dt=dt, beta_per_s=0.2)
+    grouped, _ = fill(EventTimeRolloutBuffer, 10, 6, dt=dt, beta_per_s=0.2, group=3)
+    np.testing.assert_allclose(grouped.returns, plain.returns)
+    for which in (slice(0, 3), slice(3, 6)):
+        expected = plain.advantages[:, which] - plain.advantages[:, which].mean(axis=1, keepdims=True)
+        np.testing.assert_allclose(grouped.advantages[:, which], expected, atol=1e-6)
+
+
+class Listener(BaseCallback):
+    """Keeps what the environments said."""
+
+    def _on_training_start(self) -> None:
+        self.steps: list[tuple] = []
+
+    def _on_step(self) -> bool:
+        self.steps.append(tuple(self.locals[name] for name in ("rewards", "dones", "infos")))
+        return True
+
+
+@pytest.mark.parametrize("reference", [None, "greedy"])
+def test_the_end_of_an_episode_is_worth_its_value_discounted_over_the_last_step(tmp_path, reference):
+    run = make_run(tmp_path / "run", n_steps=45, beta_per_s=0.5, reward_scale=0.3, reference=reference)
+    model, listener = make_model(run), Listener()
+    _, callback = model._setup_learn(180, listener, False)
+    callback.on_training_start({}, {})
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, 45)
+    ends = 0
+    for step, (rewards, dones, infos) in enumerate(listener.steps):
+        for i, info in enumerate(infos):
+            expected = 0.3 * (rewards[i] - info.get("reference_reward", 0.0))
+            if dones[i]:
+                last = {part: th.as_tensor(value[None]) for part, value in info["terminal_observation"].items()}
+                expected += np.exp(-0.5 * info["dt"]) * float(model.policy.predict_values(last).detach())
+                ends += 1
+            assert model.rollout_buffer.rewards[step, i] == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert ends >= 4
+
+
+# ---- training -----------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_weights(tmp_path):
+    first, second = (weights_of(train(make_run(tmp_path / name))) for name in ("a", "b"))
+    other = weights_of(train(make_run(tmp_path / "c", seed=1)))
+    np.testing.assert_array_equal(first, second)
+    assert not np.array_equal(first, other)
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_a_resumed_run_ends_as_one_that_was_never_stopped(tmp_path):
+    whole = train(make_run(tmp_path / "whole"))
+    run = make_run(tmp_path / "stopped")
+
+    def stop(steps: int, cost: float | None) -> None:
+        if steps == 5 * 80:  # one update after the second checkpoint
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train(run, stop)
+    began_at = []
+    resumed = train(read_run(run.folder), lambda steps, cost: began_at.append(steps))
+    assert began_at == [400, 480]
+    np.testing.assert_array_equal(weights_of(whole), weights_of(resumed))
+    for name in ("progress.csv", "checkpoint.npz"):
+        assert (run.folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(TINY.model_dump()))
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-m", "agents.train", "toy", "--steps", "4_000_000"]
+    process = subprocess.Popen(
+        [*command, "--config", str(config), "--out", str(folder)], cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 240.0
+        while not (folder / "checkpoint.npz").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    run = read_run(folder)
+    seen = []
+
+    def stop(steps: int, cost: float | None) -> None:
+        seen.append(steps)
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        train(run, stop)
+    assert seen[0] >= 3 * 80 and seen[0] % 160 == 80  # the update after a checkpoint
+
+
+def test_training_teaches(tmp_path):
+    """On links that differ, after a few thousand decisions, far better than random actions and than its own start."""
+    scenario = pdenv.load_scenario("hetero-links", {"window.requests": 400, "window.warmup_s": 30})
+    hyperparameters = read_hyperparameters(
+        CONFIGS / "maskable-ppo.yaml", n_envs=32, n_steps=50, batch_size=800, horizon_requests=200, hidden=32
+    )
+    run = Run(tmp_path / "run", "maskable-ppo", scenario, 16_000, 0, hyperparameters)
+    create_run(run)
+    train(run)
+    policy = make_policy(run)
+    start = make_policy(run)
+    load_weights(policy, run.checkpoint)
+    trained, _ = play(acting(policy), scenario, 2, "three-part")
+    untrained, _ = play(acting(start, deterministic=False), scenario, 2, "three-part")
+    random, _ = play(random_acting(0), scenario, 2, "three-part")
+    assert trained.mean() < 0.8 * random.mean()
+    assert trained.mean() < 0.8 * untrained.mean()
+
+
+def test_heuristics_cost_what_simulate_says():
+    scenario = pdenv.load_scenario("toy")
+    _, greedy = play(random_acting(0), scenario, 2, "greedy", split="test")
+    expected = [pdenv.simulate(scenario, "greedy", window=k).summary["cost"]["mean"] for k in range(2)]
+    np.testing.assert_allclose(greedy, expected, rtol=1e-9)
+
+
+def test_the_minimal_program_runs(capsys):
+    runpy.run_path(str(ROOT / "agents" / "minimal_sb3.py"))["main"](2000)
+    cost = capsys.readouterr().out.splitlines()[-1]
+    assert cost.startswith("cost a request: ") and "three-part: " in cost
+
+
+# ---- the command line ---------------------------------------------------------------------------------
+
+
+def call(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("n_step: 4", "unknown key 'n_step'; did you mean 'n_steps'?"),
+        ("n_steps: many", "n_steps is 'many'; input should be a valid integer"),
+        ("clip_range: -1", "clip_range is -1; input should be greater than 0"),
+        ("n_envs: 12", "n_envs is 12; give a multiple of rollouts_per_window, which is 8"),
+        ("- n_envs", "holds no mapping"),
+        ("n_envs: [", "is not YAML"),
+        ("!!python/object/apply:os.getcwd []", "is not YAML"),
+    ],
+)
+def test_a_bad_config_is_one_line(tmp_path, text, message):
+    config = tmp_path / "bad.yaml"
+    config.write_text(text)
+    result = call("toy", "--config", config, "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"agents.train: {config}: {message}")
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "SCENARIO: is missing"),
+        (["tyo"], "unknown scenario 'tyo'; did you mean 'toy'?"),
+        (["toy", "--algo", "maskable-pop"], "--algo: no algorithm 'maskable-pop'; did you mean 'maskable-ppo'?"),
+        (["toy", "--config", "missing.yaml"], "missing.yaml: cannot be read"),
+        (["--resume", "nowhere"], "nowhere: holds no run"),
+        (["toy", "--resume", "nowhere"], "--resume: SCENARIO cannot change"),
+        (["--resume", "nowhere", "--seed", "3"], "--resume: --seed cannot change"),
+    ],
+)
+def test_bad_arguments_are_one_line(arguments, message):
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"agents.train: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_run_from_start_to_scores(tmp_path):
+    config = tmp_path / "tiny.yaml"
+    config.write_text(json.dumps(TINY.model_dump()))
+    folder = tmp_path / "run"
+    made = call("toy", "--steps", 300, "--config", config, "--out", folder, "--eval-windows", 2)
+    assert made.exit_code == 0, made.output
+    scores = json.loads((folder / "scores.json").read_text())["policies"]
+    assert set(scores) == {"trained", "its start", "random", "three-part", "greedy"}
+    for row in scores.values():
+        assert len(row["windows"]) == 2 and row["interval"][0] <= row["cost"] <= row["interval"][1]
+    assert scores["three-part"]["relative_to_three-part"]["ratio"] == 1.0
+    assert list((folder / "tensorboard").glob("events*"))
+
+    again = call("toy", "--config", config, "--out", folder)
+    assert again.exit_code == 2
+    assert "holds a run; continue it with --resume" in again.stderr
+    resumed = call("--resume", folder, "--eval-windows", 2)
+    assert "finished, 320 steps" in resumed.stdout
+    assert json.loads((folder / "scores.json").read_text())["policies"] == scores
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    run = make_run(tmp_path / "run")
+    train(run)
+    whole = run.checkpoint.read_bytes()
+    run.checkpoint.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="is damaged"):
+        load_weights(make_policy(run), run.checkpoint)
+    run.checkpoint.write_bytes(whole)
+    wider = dataclasses.replace(run, hyperparameters=run.hyperparameters.model_copy(update={"hidden": 16}))
+    with pytest.raises(InputError, match="is of another network"):
+        load_weights(make_policy(wider), run.checkpoint)
