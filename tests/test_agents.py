@@ -302,7 +302,13 @@ def test_training_teaches(tmp_path):
     """On links that differ, after a few thousand decisions, far better than random actions and than its own start."""
     scenario = pdenv.load_scenario("hetero-links", {"window.requests": 400, "window.warmup_s": 30})
     hyperparameters = read_hyperparameters(
-        CONFIGS / "maskable-ppo.yaml", n_envs=32, n_steps=50, batch_size=800, horizon_requests=200, hidden=32
+        CONFIGS / "maskable-ppo.yaml",
+        n_envs=32,
+        n_steps=25,
+        batch_size=400,
+        horizon_requests=200,
+        hidden=32,
+        checkpoint_updates=8,
     )
     run = Run(tmp_path / "run", "maskable-ppo", scenario, 16_000, 0, hyperparameters)
     create_run(run)
@@ -313,8 +319,8 @@ def test_training_teaches(tmp_path):
     trained, _ = play(acting(policy), scenario, 2, "three-part")
     untrained, _ = play(acting(start, deterministic=False), scenario, 2, "three-part")
     random, _ = play(random_acting(0), scenario, 2, "three-part")
-    assert trained.mean() < 0.8 * random.mean()
-    assert trained.mean() < 0.8 * untrained.mean()
+    assert trained.mean() < 0.6 * random.mean()
+    assert trained.mean() < 0.6 * untrained.mean()
 
 
 def test_heuristics_cost_what_simulate_says():

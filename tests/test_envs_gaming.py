@@ -90,7 +90,8 @@ def evaluation(preset: str, reward: str, requests: int | None, reject: bool) -> 
     if requests is None:
         scenario = load_scenario(preset, overrides)
     else:
-        scenario = short(preset, requests, warmup_s=30.0, control__allow_reject=reject)
+        drained = {"window__drain_max_s": 60, "control__allow_reject": reject}
+        scenario = short(preset, requests, warmup_s=10.0, **drained)
     return make("routing", scenario, reward=reward, evaluation=True, split="test")
 
 

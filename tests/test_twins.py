@@ -48,7 +48,7 @@ AIM = Objective(
     tpot_slope_per_s=30.0,
     w_transfer=1.5,
     w_decode=0.7,
-    quality=(0.0, 0.02, 0.11, 0.05),
+    quality=(0.0, 0.002, 0.004, 0.003),
 )
 
 PROFILES = (

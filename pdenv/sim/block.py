@@ -9,6 +9,7 @@ import numpy as np
 
 from pdenv.sim import events, lists
 from pdenv.sim.layout import ALIGNMENT, JIT, PythonBlock
+from pdenv.sim.narrow import mark_narrow_ports
 from pdenv.sim.records import GAP_BINS
 from pdenv.sim.state import (
     ACTIVE,
@@ -115,7 +116,7 @@ def handles(blocks: Sequence[Block]):
 
 
 #: Kinds with one row a request slot.
-POOL_SIZED = ("request", "flow_list", "dirty_flow")
+POOL_SIZED = ("request", "flow", "flow_list", "dirty_flow")
 
 #: Rows for dues, a request slot: at most two are live, and stale ones are dropped when it is full.
 DUES_EACH = 4
@@ -175,6 +176,8 @@ def path_rows(cluster: Cluster) -> np.ndarray:
             row["port"][: len(way.ports)] = way.ports
             row["hops"] = len(way.ports)
             row["tier"] = way.tier
+    if cluster.contention:
+        mark_narrow_ports(rows, np.array(capacity))
     return rows
 
 
@@ -255,7 +258,7 @@ def _fill_header(block: Block, cluster: Cluster, stride: int, n_slots: int) -> N
         h["largest_colocated"][tier] = largest_colocated_tokens(cluster, mask)
     h["bind_at_prefill_end"] = cluster.binding
     for name in (
-        "block_tokens reserve decode_first layerwise contention swap mixed_store receive_bypass allow_reject "
+        "block_tokens reserve decode_first layerwise swap mixed_store receive_bypass allow_reject "
         "swap_bytes_per_s control_plane_delay_s scrape_interval_s scrape_delay_s hold_max_s scaling_interval_s "
         "flip_delay_s drain_max_s gpu_budget"
     ).split():

@@ -86,12 +86,17 @@ def first_due_inbound(S, d, limit):
 def transfer_event(S, d, t):
     """Flow events into decode instance d that fall into this instant, in order of request number."""
     limit = header(S).instant_t + TIE_S
-    r = first_due_inbound(S, d, limit)
+    it = batch(S, d)
+    alone = it.next_flow >= 0 and not it.arrivals_changed
+    r = np.int64(it.next_flow) if alone else first_due_inbound(S, d, limit)
     while r >= 0:
         due = request(S, r).flow_event_t
         header(S).now = max(header(S).now, due)
-        if flow_event(S, r, max(due, t)):
+        ended = flow_event(S, r, max(due, t))
+        if ended:
             wake_batch(S, d, max(due, t))
+        if alone and (ended or request(S, r).flow_event_t > limit):
+            break
         r = first_due_inbound(S, d, limit)
     schedule(S, transfer_slot(S, d), np.inf)
     mark_inbound(S, d)

@@ -16,6 +16,7 @@ from pdenv.sim.state import (
     LATE_RATE,
     dirty_flow,
     dirty_port,
+    flow,
     flow_list,
     header,
     path,
@@ -23,8 +24,6 @@ from pdenv.sim.state import (
     port_list,
     request,
 )
-
-SHARING, NOT_BINDING = 1, 2  # Port.mark during a solve
 
 
 @kernel
@@ -55,13 +54,12 @@ def mark_flow(S, r, why):
 @kernel
 def set_bound(S, r, bound):
     """The flow's rate can be at most `bound`, bytes/s."""
-    it = request(S, r)
-    if bound == it.bound and (it.rate > 0.0 or bound == 0.0):
+    it = flow(S, r)
+    if bound == it.bound and (request(S, r).rate > 0.0 or bound == 0.0):
         mark_flow(S, r, LATE_EVENT)
         return
-    way = path_of(S, r)
-    for hop in range(way.hops):
-        k = way.port[hop]
+    for hop in range(it.hops):
+        k = it.port[hop]
         port(S, k).bounds += bound - it.bound
         mark_port(S, k)
     it.bound = bound
@@ -71,87 +69,82 @@ def set_bound(S, r, bound):
 @kernel
 def raise_idle_bound(S, r, bound):
     """Raise a bound that does not hold the flow down: no rate changes, but its ports may become binding."""
-    it = request(S, r)
-    way = path_of(S, r)
-    for hop in range(way.hops):
-        k = way.port[hop]
+    it = flow(S, r)
+    for hop in range(it.hops):
+        k = it.port[hop]
         port(S, k).bounds += bound - it.bound
-        if is_binding(S, k):
-            port(S, k).was_binding = 1
+        refresh_binding(S, k)
     it.bound = bound
 
 
 @kernel
 def enter_ports(S, r):
-    it = request(S, r)
+    """Count the flow on the ports of its path, and put it in the lists of the narrow ones."""
+    it = flow(S, r)
     way = path_of(S, r)
-    it.bound = 0.0
     for hop in range(way.hops):
-        k = way.port[hop]
+        port(S, way.port[hop]).flows += 1
+    it.bound = 0.0
+    it.visited = 0
+    it.hops = way.narrow_hops
+    for hop in range(it.hops):
+        k = way.narrow[hop]
         box = port(S, k)
         entry = (r << 3) + hop
+        it.port[hop] = k
         it.hop_next[hop] = -1
-        it.hop_prev[hop] = box.tail
+        request(S, r).hop_prev[hop] = box.tail
         if box.tail < 0:
             box.head = entry
         else:
-            request(S, box.tail >> 3).hop_next[box.tail & 7] = entry
+            flow(S, box.tail >> 3).hop_next[box.tail & 7] = entry
         box.tail = entry
-        box.flows += 1
 
 
 @kernel
 def leave_ports(S, r):
-    it = request(S, r)
+    it = flow(S, r)
     way = path_of(S, r)
     for hop in range(way.hops):
-        k = way.port[hop]
+        box = port(S, way.port[hop])
+        box.flows -= 1
+        box.carried += request(S, r).sent
+    for hop in range(it.hops):
+        k = it.port[hop]
         box = port(S, k)
-        before = it.hop_prev[hop]
+        before = request(S, r).hop_prev[hop]
         after = it.hop_next[hop]
         if before < 0:
             box.head = after
         else:
-            request(S, before >> 3).hop_next[before & 7] = after
+            flow(S, before >> 3).hop_next[before & 7] = after
         if after < 0:
             box.tail = before
         else:
             request(S, after >> 3).hop_prev[after & 7] = before
-        box.flows -= 1
-        box.bounds -= it.bound
-        if box.flows == 0:
-            box.bounds = 0.0
-        box.carried += it.sent
+        box.bounds = box.bounds - it.bound if box.flows > 0 else 0.0
         mark_port(S, k)
     it.bound = 0.0
 
 
 @kernel
-def is_binding(S, k):
+def refresh_binding(S, k):
+    """Find out whether the port is binding."""
     it = port(S, k)
-    return it.bounds > it.capacity * (1.0 + 1e-12)
+    binding = it.bounds > it.capacity * (1.0 + 1e-12)
+    header(S).binding_ports += binding - it.binding
+    it.binding = binding
 
 
 @kernel
 def visit_flow(S, r, n_flows):
-    it = request(S, r)
-    if it.mark == 0:
-        it.mark = 1
+    """Put a flow in `flow_list`, once."""
+    it = flow(S, r)
+    if not it.visited:
+        it.visited = 1
         flow_list(S, n_flows).i = r
         n_flows += 1
     return n_flows
-
-
-@kernel
-def visit_port(S, k, n_ports):
-    """Put a port in `port_list`; whether it is binding, so that its flows are to be visited too."""
-    it = port(S, k)
-    binding = is_binding(S, k)
-    it.mark = SHARING if binding else NOT_BINDING
-    it.left = it.capacity
-    it.unfixed = it.flows if binding else 0
-    port_list(S, n_ports).i = k
-    return binding
 
 
 @kernel
@@ -160,13 +153,26 @@ def visit_flows_of(S, k, n_flows):
     while entry >= 0:
         r = entry >> 3
         n_flows = visit_flow(S, r, n_flows)
-        entry = request(S, r).hop_next[entry & 7]
+        entry = flow(S, r).hop_next[entry & 7]
     return n_flows
 
 
 @kernel
-def collect(S):
-    """Flows in `flow_list` and their ports in `port_list` that what changed can reach; how many of each."""
+def visit_port(S, k, n_flows, n_ports):
+    """Put a port in `port_list`, once, if it is binding, and its flows in `flow_list`."""
+    it = port(S, k)
+    if it.visited or not it.binding:
+        return n_flows, n_ports
+    it.visited = 1
+    it.left = it.capacity
+    it.unfixed = it.flows
+    port_list(S, n_ports).i = k
+    return visit_flows_of(S, k, n_flows), n_ports + 1
+
+
+@kernel
+def visit_changed(S):
+    """Visit the flows whose bound has changed and those of the ports that are binding or were; how many of each."""
     h = header(S)
     n_flows = np.int64(0)
     n_ports = np.int64(0)
@@ -178,36 +184,39 @@ def collect(S):
         k = dirty_port(S, i).i
         it = port(S, k)
         it.dirty = 0
-        binding = is_binding(S, k)
-        if binding or it.was_binding:
+        was_binding = it.binding
+        refresh_binding(S, k)
+        if it.binding:
+            n_flows, n_ports = visit_port(S, k, n_flows, n_ports)
+        elif was_binding:
             n_flows = visit_flows_of(S, k, n_flows)
-        it.was_binding = binding
     h.dirty_ports = 0
+    return n_flows, n_ports
+
+
+@kernel
+def collect(S):
+    """Flows in `flow_list` and binding ports in `port_list` that what changed can reach; how many of each."""
+    n_flows, n_ports = visit_changed(S)
     i = 0
-    while i < n_flows:
-        way = path_of(S, flow_list(S, i).i)
-        for hop in range(way.hops):
-            k = way.port[hop]
-            if port(S, k).mark == 0:
-                if visit_port(S, k, n_ports):
-                    n_flows = visit_flows_of(S, k, n_flows)
-                n_ports += 1
+    while i < n_flows and n_ports < header(S).binding_ports:
+        it = flow(S, flow_list(S, i).i)
+        for hop in range(it.hops):
+            n_flows, n_ports = visit_port(S, it.port[hop], n_flows, n_ports)
         i += 1
     return n_flows, n_ports
 
 
 @kernel
 def fix_rate(S, r, rate):
-    """The flow's share is decided: take it out of the ports that still have capacity to share."""
-    it = request(S, r)
+    """The flow's share is decided: take it out of its ports (of those not binding, nobody reads what is left)."""
+    it = flow(S, r)
     it.next_rate = rate
-    it.mark = 2
-    way = path_of(S, r)
-    for hop in range(way.hops):
-        box = port(S, way.port[hop])
-        if box.mark == SHARING:
-            box.left -= rate
-            box.unfixed -= 1
+    it.visited = 0
+    for hop in range(it.hops):
+        box = port(S, it.port[hop])
+        box.left -= rate
+        box.unfixed -= 1
 
 
 @kernel
@@ -228,31 +237,47 @@ def tightest_port(S, n_ports):
 
 @kernel
 def fix_bounded(S, n_left, share):
-    """Fix every flow whose bound is below the smallest share; the others stay first in `flow_list`."""
+    """Fix every flow whose bound is at most the smallest share; the others stay first in `flow_list`."""
     kept = np.int64(0)
     for i in range(n_left):
         r = flow_list(S, i).i
-        it = request(S, r)
-        if it.mark == 2:
-            continue
-        if it.bound <= share:
-            fix_rate(S, r, it.bound)
+        if flow(S, r).bound <= share:
+            fix_rate(S, r, flow(S, r).bound)
         else:
-            other = flow_list(S, kept).i
-            flow_list(S, kept).i = r
-            flow_list(S, i).i = other
+            keep_flow(S, i, kept)
             kept += 1
     return kept
 
 
 @kernel
-def fix_flows_of(S, k, share):
-    entry = port(S, k).head
-    while entry >= 0:
-        r = entry >> 3
-        if request(S, r).mark == 1:
+def fix_flows_of(S, n_left, k, share):
+    """Fix every flow that crosses port k; the others stay first in `flow_list`."""
+    kept = np.int64(0)
+    for i in range(n_left):
+        r = flow_list(S, i).i
+        if crosses(S, r, k):
             fix_rate(S, r, share)
-        entry = request(S, r).hop_next[entry & 7]
+        else:
+            keep_flow(S, i, kept)
+            kept += 1
+    return kept
+
+
+@kernel
+def crosses(S, r, k):
+    it = flow(S, r)
+    for hop in range(it.hops):
+        if it.port[hop] == k:
+            return True
+    return False
+
+
+@kernel
+def keep_flow(S, i, kept):
+    """Move a flow that is not fixed yet from place `i` to place `kept`."""
+    other = flow_list(S, kept).i
+    flow_list(S, kept).i = flow_list(S, i).i
+    flow_list(S, i).i = other
 
 
 @kernel
@@ -264,9 +289,8 @@ def solve(S):
         where, share = tightest_port(S, n_ports)
         still = fix_bounded(S, n_left, share)
         if still == n_left and where >= 0:
-            fix_flows_of(S, where, share)
-            still = fix_bounded(S, n_left, -1.0)
+            still = fix_flows_of(S, n_left, where, share)
         n_left = still
     for i in range(n_ports):
-        port(S, port_list(S, i).i).mark = 0
+        port(S, port_list(S, i).i).visited = 0
     return n_flows

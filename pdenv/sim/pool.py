@@ -42,7 +42,6 @@ def take_slot(S, row):
     it.grant_bytes = 0
     it.sent = 0.0
     it.rate = 0.0
-    it.bound = 0.0
     it.arrival_t = source.arrival_s
     it.last_token_t = np.nan
     it.hold_since_t = np.nan
@@ -60,7 +59,6 @@ def take_slot(S, row):
     it.flow_state = NO_FLOW
     it.backlog = 0
     it.attempts = 0
-    it.mark = 0
     it.fresh = 0
     it.swapped = 0
     it.pairing = 0

@@ -107,9 +107,9 @@ REQUEST = _record(
     ("sent", f8),  # KV bytes sent until sent_t
     ("sent_t", f8),  # s
     ("rate", f8),  # bytes/s since sent_t
-    ("next_rate", f8),  # solver
-    ("bound", f8),  # min(cap, smallest capacity on its path), bytes/s
     ("unsent", f8),  # R: bytes that pay the path's cost
+    ("first_layer_t", f8),  # s, end of the first layer in the step that computes its chunk
+    ("pace", f8),  # bytes/s that become available from then on
     ("flow_event_t", f8),  # s, next event of the flow
     ("arrival_t", f8),
     ("deliver_t", f8),
@@ -121,8 +121,7 @@ REQUEST = _record(
     ("quality", f8),  # cost units charged for its precisions
     ("link_next", i4, (N_LINKS,)),
     ("link_prev", i4, (N_LINKS,)),
-    ("hop_next", i4, (MAX_HOPS,)),  # port lists; an entry is request × 8 + hop
-    ("hop_prev", i4, (MAX_HOPS,)),
+    ("hop_prev", i4, (MAX_HOPS,)),  # port lists, as FLOW.hop_next
     ("way", i4),  # its flow's row of PATH
     ("p", i4),
     ("d", i4),  # decode instance
@@ -138,13 +137,22 @@ REQUEST = _record(
     ("backlog", i4),  # the flow has bytes available and unsent
     ("attempts", i4),  # times offered at the gateway
     ("dirty", i4),  # the flow's next event (LATE_EVENT) or also its rate (LATE_RATE) is out of date
-    ("mark", i4),  # solver
     ("fresh", i4),  # its next gap is counted on its own
     ("pairing", i4),  # in the pairing queue
     ("swapped", i4),  # preempted with its KV in host memory
     ("flow_next", i4),  # what the flow's next event is
     ("stage", i4),  # which part of its cost accrues
     ("late", i4),  # limits that it has passed
+)
+
+#: What the solver reads of a request's flow: one cache line.
+FLOW = _record(
+    ("bound", f8),  # min(cap, smallest capacity on its path), bytes/s
+    ("next_rate", f8),  # bytes/s
+    ("visited", i4),
+    ("hops", i4),
+    ("port", i4, (MAX_HOPS,)),  # PATH.narrow of its way
+    ("hop_next", i4, (MAX_HOPS,)),  # port lists; an entry is request × 8 + hop
 )
 
 QUEUE = _record(("head", i4), ("tail", i4), ("count", i8))
@@ -192,6 +200,7 @@ BATCH = _record(
     ("doing", i4),
     ("kicked", i4),
     ("arrivals_changed", i4),  # inbound flows changed: their earliest event is to be found again
+    ("next_flow", i4),  # inbound flow with the earliest event; −1: none, or another one has it at the same time
     ("colocated", i4),
     ("store", i4),  # precision
     ("flip", i4),
@@ -245,8 +254,8 @@ PORT = _record(
     ("flows", i4),
     ("unfixed", i4),  # solver
     ("dirty", i4),
-    ("was_binding", i4),
-    ("mark", i4),
+    ("binding", i4),  # at the last solve
+    ("visited", i4),  # solver
     ("seen_flows", i4),  # at the last scrape
 )
 
@@ -290,12 +299,15 @@ PATH = _record(
     ("cost", f8, (N_PRECISIONS,)),  # s/byte
     ("port", i4, (MAX_HOPS,)),
     ("hops", i4),
+    ("narrow", i4, (MAX_HOPS,)),  # the ports that can hold its flows down when others share them
+    ("narrow_hops", i4),
     ("tier", i4),
 )
 
 #: Kinds in the block, in the order in which they lie there; EXTERNAL ones are addressed by pointers.
 INTERNAL = {
     "request": REQUEST,
+    "flow": FLOW,
     "queue": QUEUE,
     "prefill": PREFILL,
     "batch": BATCH,
@@ -355,6 +367,7 @@ HEADER = _record(
     # lists
     ("dirty_flows", i8),
     ("dirty_ports", i8),
+    ("binding_ports", i8),  # how many
     ("kicked_prefills", i8),
     ("kicked_batches", i8),
     ("changed_inbounds", i8),
@@ -368,7 +381,6 @@ HEADER = _record(
     ("bind_at_prefill_end", i8),
     ("decode_first", i8),
     ("layerwise", i8),
-    ("contention", i8),
     ("swap", i8),
     ("mixed_store", i8),
     ("receive_bypass", i8),
@@ -459,6 +471,7 @@ def _accessor(name: str):
 
 header = header_accessor(HEADER)
 request = _accessor("request")
+flow = _accessor("flow")
 queue = _accessor("queue")
 prefill = _accessor("prefill")
 batch = _accessor("batch")

@@ -25,15 +25,15 @@ from pdenv.sim.state import (
     READY,
     STARTED,
     TAIL,
+    TIE_S,
     batch,
     changed_inbound,
     dirty_flow,
-    dirty_port,
+    flow,
     flow_list,
     header,
     kicked_prefill,
     load,
-    port,
     prefill,
     queue,
     record,
@@ -67,19 +67,13 @@ def free_staging(S, r, t):
 
 
 @kernel
-def first_layer_end(S, r):
-    """When the step that computes the request's chunk has finished its first layer, s."""
-    source = prefill(S, request(S, r).p)
-    return source.step_start + (source.step_end - source.step_start) / header(S).layers
-
-
-@kernel
-def production(S, r):
-    """Bytes/s at which the running step makes the request's KV available after its first layer."""
+def note_step(S, r):
+    """Note when and how fast the running step makes the flow's KV available."""
     it = request(S, r)
     source = prefill(S, it.p)
     chunk = it.bytes * it.step / (it.tokens - it.cached)
-    return chunk / (source.step_end - source.step_start)
+    it.first_layer_t = source.step_start + (source.step_end - source.step_start) / header(S).layers
+    it.pace = chunk / (source.step_end - source.step_start)
 
 
 @kernel
@@ -92,9 +86,7 @@ def available(S, r, t):
         return 0.0
     ready = it.bytes * it.done / (it.tokens - it.cached)
     if it.step > 0:
-        since = t - first_layer_end(S, r)
-        if since > 0.0:
-            ready += since * production(S, r)
+        ready += max(t - it.first_layer_t, 0.0) * it.pace
     return ready
 
 
@@ -102,9 +94,9 @@ def available(S, r, t):
 def producing(S, r, t):
     """Bytes/s at which KV becomes available just after `t`."""
     it = request(S, r)
-    if it.prefill_state == PREFILLED or it.step == 0 or t < first_layer_end(S, r):
+    if it.prefill_state == PREFILLED or it.step == 0 or t < it.first_layer_t:
         return 0.0
-    return production(S, r)
+    return it.pace
 
 
 @kernel
@@ -136,6 +128,7 @@ def start_flow(S, r, t):
     it.sent_t = t
     it.rate = 0.0
     it.unsent = it.bytes
+    note_step(S, r)
     it.backlog = available(S, r, t) > 0.0
     record(S, it.id).flow_start_s = t
     enter_ports(S, r)
@@ -162,7 +155,9 @@ def step_changed(S, r, t):
     bring_up(S, r, t)
     if it.prefill_state == PREFILLED:
         it.unsent = it.bytes - it.sent
-    if it.step == 0:
+    if it.step > 0:
+        note_step(S, r)
+    else:
         it.backlog = available(S, r, t) > it.sent
     refresh_bound(S, r, t)
 
@@ -175,6 +170,19 @@ def mark_inbound(S, d):
         h = header(S)
         changed_inbound(S, h.changed_inbounds).i = d
         h.changed_inbounds += 1
+
+
+@kernel
+def backlog_s(S, r, t):
+    """How long the flow's backlog lasts at its present rate if the step that computes its chunk goes on, s."""
+    it = request(S, r)
+    left = max(available(S, r, t) - it.sent, 0.0)
+    idle = max(it.first_layer_t - t, 0.0)
+    if left < it.rate * idle:
+        return left / it.rate
+    if it.rate > it.pace:
+        return idle + (left - it.rate * idle) / (it.rate - it.pace)
+    return np.inf
 
 
 @kernel
@@ -191,27 +199,22 @@ def forecast(S, r):
         return
     if it.step == 0:
         return
-    if t < first_layer_end(S, r):
-        it.flow_event_t = first_layer_end(S, r)
-        it.flow_next = FIRST_LAYER
     if it.backlog:
-        surplus = it.rate - producing(S, r, t)
-        if surplus > 0.0:
-            gone = t + max(available(S, r, t) - it.sent, 0.0) / surplus
-            if gone < it.flow_event_t:
-                it.flow_event_t = gone
-                it.flow_next = BACKLOG_GONE
+        it.flow_event_t = t + backlog_s(S, r, t)
+        it.flow_next = BACKLOG_GONE
+    elif t < it.first_layer_t:
+        it.flow_event_t = it.first_layer_t
+        it.flow_next = FIRST_LAYER
 
 
 @kernel
 def apply_rate(S, r, t):
     it = request(S, r)
-    it.mark = 0
-    changed = it.next_rate != it.rate
-    if not changed and not it.dirty:
+    rate = flow(S, r).next_rate
+    if rate == it.rate and not it.dirty:
         return
     bring_up(S, r, t)
-    it.rate = it.next_rate
+    it.rate = rate
     if not it.backlog and it.prefill_state != PREFILLED and it.rate < producing(S, r, t):
         it.backlog = 1
         raise_idle_bound(S, r, path_of(S, r).smallest)
@@ -223,18 +226,8 @@ def apply_rate(S, r, t):
 def solve_flows(S, t):
     """Rates of all flows that may have changed, and their next events."""
     h = header(S)
-    if h.contention:
-        for i in range(solve(S)):
-            apply_rate(S, flow_list(S, i).i, t)
-    else:
-        for i in range(h.dirty_ports):
-            port(S, dirty_port(S, i).i).dirty = 0
-        h.dirty_ports = 0
-        for i in range(h.dirty_flows):
-            r = dirty_flow(S, i).i
-            request(S, r).next_rate = request(S, r).bound
-            if request(S, r).flow_state == FLOWING:
-                apply_rate(S, r, t)
+    for i in range(solve(S)):
+        apply_rate(S, flow_list(S, i).i, t)
     for i in range(h.dirty_flows):
         r = dirty_flow(S, i).i
         if request(S, r).dirty == LATE_EVENT and request(S, r).flow_state == FLOWING:
@@ -246,12 +239,21 @@ def solve_flows(S, t):
 
 @kernel
 def earliest_inbound(S, d):
+    """Time of the earliest event of the flows into d; also finds `next_flow`."""
     best = np.inf
+    second = np.inf
+    where = np.int64(-1)
     r = queue(S, lists.inbound_list(S, d)).head
     while r >= 0:
         it = request(S, r)
-        best = min(best, it.flow_event_t)
+        if it.flow_event_t < best:
+            second = best
+            best = it.flow_event_t
+            where = r
+        else:
+            second = min(second, it.flow_event_t)
         r = it.link_next[LINK_FLOW]
+    batch(S, d).next_flow = where if second > best + TIE_S else -1
     return best
 
 

@@ -1,0 +1,66 @@
+"""The scripts in examples/ run, learn, and take only legal actions where they know masks."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pdenv.envs.fleet import Fleet
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+#: Printed by every example.
+REPORT = re.compile(r"before: (\S+) per request \(three-part: (\S+)\)\nafter:  (\S+) per request\n$")
+
+
+def run(name: str, steps: int, capsys: pytest.CaptureFixture[str]) -> tuple[float, float, float]:
+    """Cost per request before training, of three-part, and after training, as the example prints them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](steps)
+    finally:
+        torch.set_num_threads(threads)
+    printed = REPORT.search(capsys.readouterr().out)
+    assert printed is not None
+    before, reference, after = map(float, printed.groups())
+    return before, reference, after
+
+
+@pytest.fixture
+def illegal_actions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many of the actions taken so far were illegal, and how many there were."""
+    counts, step = [0, 0], Fleet.step
+
+    def counting_step(fleet: Fleet, which: np.ndarray, actions: np.ndarray) -> Any:
+        legal = fleet.masks[which, actions[which, 0]]
+        counts[0] += int((~legal).sum())
+        counts[1] += len(which)
+        return step(fleet, which, actions)
+
+    monkeypatch.setattr(Fleet, "step", counting_step)
+    return counts
+
+
+@pytest.mark.parametrize("name", ["sb3_maskable_ppo", "cleanrl_ppo"])
+def test_agents_with_masks_learn_by_legal_actions(
+    name: str, capsys: pytest.CaptureFixture[str], illegal_actions: list[int]
+) -> None:
+    before, reference, after = run(name, 32_000, capsys)
+    assert reference < after < before
+    assert illegal_actions[0] == 0 and illegal_actions[1] > 32_000
+
+
+@pytest.mark.parametrize(("name", "steps"), [("sb3_ppo", 16_000), ("sb3_dqn", 6_000)])
+def test_agents_without_masks_learn_though_illegal_actions_are_replaced(
+    name: str, steps: int, capsys: pytest.CaptureFixture[str], illegal_actions: list[int]
+) -> None:
+    before, reference, after = run(name, steps, capsys)
+    assert 0.0 < reference and after < before
+    assert 0 < illegal_actions[0] < illegal_actions[1]
