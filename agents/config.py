@@ -44,10 +44,15 @@ class Hyperparameters(BaseModel):
     torch_threads: int = Field(1, ge=1, description="threads of torch; tensors are small, and more may be slower")
 
     @model_validator(mode="after")
-    def _groups(self) -> Hyperparameters:
+    def _fit_together(self) -> Hyperparameters:
         if self.n_envs % self.rollouts_per_window:
             raise ValueError(
                 f"n_envs is {self.n_envs}; give a multiple of rollouts_per_window, which is {self.rollouts_per_window}"
+            )
+        if self.update_steps % self.batch_size == 1:
+            raise ValueError(
+                f"batch_size is {self.batch_size}; of the {self.update_steps} steps of an update that leaves a "
+                "minibatch of 1, whose advantages cannot be normalised"
             )
         return self
 

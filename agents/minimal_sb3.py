@@ -9,7 +9,7 @@ import pdenv  # noqa: F401  # registers the environments
 from pdenv.envs.normalize import FlatObservation
 
 
-def make(**settings):
+def make(**settings) -> gym.Env:
     """A cluster whose observation is one vector in [−1, 1]; an illegal action is replaced by a legal one."""
     env = gym.make("pdenv/Routing-v0", scenario="hetero-links", on_illegal="replace", work_conserving=True, **settings)
     return FlatObservation(env, normalize=True)

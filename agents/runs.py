@@ -107,10 +107,12 @@ def read_run(folder: str | Path) -> Run:
         raise InputError(f"cannot be read: {' '.join(str(error).split())[:160]}", where=str(path)) from None
     if not isinstance(data, dict) or set(data) != set(_KEYS):
         raise InputError(f"is damaged; it should have the keys {', '.join(_KEYS)}", where=str(path))
+    if not all(isinstance(data[key], int) and data[key] >= 0 for key in ("steps", "seed")):
+        raise InputError("is damaged; steps and seed should be whole numbers", where=str(path))
     check_algorithm(data["algo"])
     hyperparameters = hyperparameters_of(data["hyperparameters"], str(path))
     scenario = load_scenario(folder / "scenario.yaml")
-    return Run(folder, data["algo"], scenario, int(data["steps"]), int(data["seed"]), hyperparameters)
+    return Run(folder, data["algo"], scenario, data["steps"], data["seed"], hyperparameters)
 
 
 def check_algorithm(name: str) -> None:
@@ -184,11 +186,14 @@ def save_checkpoint(model: EventTimePPO, path: Path) -> None:
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
-            return dict(file)
+            arrays = dict(file)
     except FileNotFoundError:
         raise InputError("there is no checkpoint yet", where=str(path)) from None
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"is damaged: {' '.join(str(error).split())[:160]}", where=str(path)) from None
+    if "steps" not in arrays:
+        raise InputError("is no checkpoint; it holds no number of steps", where=str(path))
+    return arrays
 
 
 def steps_done(path: Path) -> int:

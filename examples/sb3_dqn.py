@@ -34,7 +34,9 @@ def score(model, windows=4):
 
 def main(steps):
     env = FlatObservation(gym.make(ENV_ID, **SETTINGS), normalize=True)
-    model = DQN("MlpPolicy", env, learning_rate=1e-3, gamma=0.95, learning_starts=500, target_update_interval=500, seed=0)
+    model = DQN(
+        "MlpPolicy", env, learning_rate=1e-3, gamma=0.95, learning_starts=500, target_update_interval=500, seed=0
+    )
     before, reference = score(model)
     print(f"before: {before:.4f} per request (three-part: {reference:.4f})")
     model.learn(steps)

@@ -350,6 +350,7 @@ def call(*arguments: object):
         ("n_steps: many", "n_steps is 'many'; input should be a valid integer"),
         ("clip_range: -1", "clip_range is -1; input should be greater than 0"),
         ("n_envs: 12", "n_envs is 12; give a multiple of rollouts_per_window, which is 8"),
+        ("batch_size: 6399", "batch_size is 6399; of the 6400 steps of an update that leaves a minibatch of 1"),
         ("- n_envs", "holds no mapping"),
         ("n_envs: [", "is not YAML"),
         ("!!python/object/apply:os.getcwd []", "is not YAML"),
@@ -403,6 +404,16 @@ def test_a_run_from_start_to_scores(tmp_path):
     resumed = call("--resume", folder, "--eval-windows", 2)
     assert "finished, 320 steps" in resumed.stdout
     assert json.loads((folder / "scores.json").read_text())["policies"] == scores
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch):
+    def interrupt(run: Run, report) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agents.train.train", interrupt)
+    result = call("toy", "--out", tmp_path / "run")
+    assert result.exit_code == 130
+    assert result.stderr == f"agents.train: interrupted; go on with --resume {tmp_path / 'run'}\n"
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):

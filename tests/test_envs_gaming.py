@@ -71,6 +71,10 @@ TRICKS: dict[str, Trick] = {
 }
 
 
+#: Requests of a short window. Idling lasts longer than the TTFT limit: `standard` charges no waiting before it passes.
+SHORT = {name: 1600 if name == "idle near the horizon" else 100 for name in TRICKS}
+
+
 def mean_cost(env: ClusterEnv, agent: observed.Observed, trick: Trick, windows: int) -> float:
     """Cost a measured request over evaluation windows of the test split."""
     costs = []
@@ -104,8 +108,8 @@ def honest_cost(preset: str, reward: str, requests: int | None, windows: int) ->
 @pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_no_trick_pays(preset, reward, trick):
-    env = evaluation(preset, reward, 100, trick == "always reject")
-    assert mean_cost(env, observed.ThreePart(), TRICKS[trick], 1) > 1.01 * honest_cost(preset, reward, 100, 1)
+    env = evaluation(preset, reward, SHORT[trick], trick == "always reject")
+    assert mean_cost(env, observed.ThreePart(), TRICKS[trick], 1) > 1.01 * honest_cost(preset, reward, SHORT[trick], 1)
 
 
 @pytest.mark.parametrize("reward", REWARDS)

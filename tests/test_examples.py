@@ -19,23 +19,34 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 REPORT = re.compile(r"before: (\S+) per request \(three-part: (\S+)\)\nafter:  (\S+) per request\n$")
 
 
-def run(name: str, steps: int, capsys: pytest.CaptureFixture[str]) -> tuple[float, float, float]:
-    """Cost per request before training, of three-part, and after training, as the example prints them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](steps)
-    finally:
-        torch.set_num_threads(threads)
+def printed_costs(capsys: pytest.CaptureFixture[str]) -> tuple[float, float, float]:
+    """Cost per request before training, of three-part, and after training."""
     printed = REPORT.search(capsys.readouterr().out)
     assert printed is not None
     before, reference, after = map(float, printed.groups())
     return before, reference, after
 
 
+def run(name: str, steps: int, capsys: pytest.CaptureFixture[str]) -> tuple[float, float, float]:
+    """What the example prints after so many steps on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](steps)
+    finally:
+        torch.set_num_threads(threads)
+    return printed_costs(capsys)
+
+
+def assert_closer(before: float, reference: float, after: float) -> None:
+    """Training closes at least a quarter of the distance to three-part, which leads at the start."""
+    assert 0.0 < reference < before
+    assert before - after > 0.25 * (before - reference)
+
+
 @pytest.fixture
 def illegal_actions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many of the actions taken so far were illegal, and how many there were."""
+    """How many actions of the `pair` form have been illegal so far, and how many there were."""
     counts, step = [0, 0], Fleet.step
 
     def counting_step(fleet: Fleet, which: np.ndarray, actions: np.ndarray) -> Any:
@@ -53,7 +64,7 @@ def test_agents_with_masks_learn_by_legal_actions(
     name: str, capsys: pytest.CaptureFixture[str], illegal_actions: list[int]
 ) -> None:
     before, reference, after = run(name, 32_000, capsys)
-    assert reference < after < before
+    assert_closer(before, reference, after)
     assert illegal_actions[0] == 0 and illegal_actions[1] > 32_000
 
 
@@ -62,5 +73,5 @@ def test_agents_without_masks_learn_though_illegal_actions_are_replaced(
     name: str, steps: int, capsys: pytest.CaptureFixture[str], illegal_actions: list[int]
 ) -> None:
     before, reference, after = run(name, steps, capsys)
-    assert 0.0 < reference and after < before
+    assert_closer(before, reference, after)
     assert 0 < illegal_actions[0] < illegal_actions[1]
