@@ -246,8 +246,7 @@ def pair_costs(seen: Seen) -> np.ndarray:
     ttft_s = seen["prefill.work_s"][:, :, None, None] + prefill_s
     decode_s = seen["decode.iteration_s"][:, None, :, None]
     prices = seen.of_each_precision("cluster.price_")
-    store = np.abs(seen["decode.store"][..., None] - _STORE_SIZES).argmin(axis=-1)
-    stored = np.take_along_axis(prices, store, axis=1)
+    stored = store_prices(seen, "decode")
     tokens = np.maximum(seen["request.predicted_tokens"] - 1.0, 1.0)[:, None, None, None]
     return (
         weight(seen, "w_prefill") * ttft_s
@@ -259,12 +258,18 @@ def pair_costs(seen: Seen) -> np.ndarray:
 
 
 def colocated_costs(seen: Seen) -> np.ndarray:
-    """`(n, H)` predicted cost units, without the price of the store precision, which the observation does not hold."""
+    """`(n, H)` predicted cost units."""
     ttft_s = (seen["colocated.work_s"] + seen["colocated.prefill_s"])[:, None, None, :]
     tokens = np.maximum(seen["request.predicted_tokens"], 1.0)[:, None, None, None]
     slowed_s = seen["colocated.iteration_s"][:, None, None, :] + ttft_s / tokens
     cost = weight(seen, "w_prefill") * ttft_s + weight(seen, "w_decode") * slowed_s + sla_cost(seen, ttft_s, slowed_s)
-    return cost[:, 0, 0, :]
+    return cost[:, 0, 0, :] + store_prices(seen, "colocated")
+
+
+def store_prices(seen: Seen, pool: str) -> np.ndarray:
+    """`(n, instances)` price of the precision in which each instance stores KV, cost units."""
+    store = np.abs(seen[f"{pool}.store"][..., None] - _STORE_SIZES).argmin(axis=-1)
+    return np.take_along_axis(seen.of_each_precision("cluster.price_"), store, axis=1)
 
 
 def sla_cost(seen: Seen, ttft_s: np.ndarray, tpot_s: np.ndarray) -> np.ndarray:

@@ -160,6 +160,7 @@ def colocated_features(view: View, request: RequestView | None, c: int) -> dict[
         "kv": load.kv_bytes / instance.kv_bytes,
         "receiving": load.receiving,
         "work_s": load.work_s,
+        "store": view.cluster.kv_bytes_per_token[instance.store_precision] / view.cluster.kv_bytes_per_token[0],
     }
     if request is None:
         return told

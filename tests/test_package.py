@@ -150,7 +150,7 @@ def test_every_direct_dependency_has_one_pin_within_its_range(version):
 
 
 def test_import_leaves_heavy_packages_alone(tmp_path):
-    heavy = ["numba", "pydantic", "matplotlib", "pandas", "gymnasium"]
+    heavy = ["numba", "pydantic", "matplotlib", "pandas", "torch", "stable_baselines3"]
     code = f"import pdenv; print([name for name in {heavy} if name in sys.modules])"
     assert python(code, cwd=tmp_path).strip() == "[]"
 
@@ -190,10 +190,49 @@ def test_readme_make_targets_exist():
 
 
 def test_readme_python_example_runs(tmp_path):
-    (example,) = fenced("python")
-    lines = python(example, cwd=tmp_path).splitlines()
+    lines = python(fenced("python")[0], cwd=tmp_path).splitlines()
     assert float(lines[0].split()[0]) > 0
     assert {line.split()[0] for line in lines[-2:]} == {"greedy", "round-robin"}
+
+
+def test_readme_environment_example_runs(tmp_path):
+    shapes, taken = python(fenced("python")[1], cwd=tmp_path).splitlines()
+    assert "'pair': (4, 4, 5)" in shapes and "Discrete(67" in shapes
+    assert taken.startswith("Choice(kind='pair', prefill=0, decode=0") and "'prefill': -" in taken
+
+
+@pytest.mark.slow
+def test_readme_training_example_runs(tmp_path):
+    pytest.importorskip("sb3_contrib", reason="training needs the extra 'train'")
+    example = fenced("python")[2]
+    assert len(example.strip().splitlines()) <= 10
+    short = example.replace("128_000", "12_800").replace("horizon_requests=400", "horizon_requests=100")
+    assert short.count("12_800") == short.count("horizon_requests=100") == 1
+    assert float(python(short, cwd=tmp_path).split()[-1]) < 0.0
+
+
+def test_tables_of_the_environments_page_are_those_of_the_code():
+    from pdenv.envs.docs import filled
+
+    page = (ROOT / "docs" / "environments.md").read_text()
+    assert filled(page) == page, "write them again: python -m pdenv.envs.docs docs/environments.md"
+
+
+def test_environments_page_names_every_argument():
+    import inspect
+
+    from pdenv.envs import settings
+
+    page = (ROOT / "docs" / "environments.md").read_text()
+    named = set(re.findall(r"`([a-z_]+)`", page.split("## Arguments")[1].split("## Observation")[0]))
+    assert set(inspect.signature(settings._settings).parameters) - {"kind"} <= named
+
+
+@pytest.mark.slow
+def test_example_of_the_environments_page_runs(tmp_path):
+    page = (ROOT / "docs" / "environments.md").read_text()
+    cost, joint = map(float, python(page.split("```python\n")[1].split("```")[0], cwd=tmp_path).split())
+    assert cost > joint > 0.0
 
 
 def test_readme_scenario_and_trace_are_valid(tmp_path):

@@ -71,6 +71,8 @@ class Fleet:
         self.masks = np.zeros((n, layout.n_actions), np.bool_)
         self.terms = np.zeros((n, N_TERMS))
         self.over = np.ones(n, np.bool_)
+        self.empty = np.zeros(n, np.bool_)  # no decision falls into the episode: its one step only ends it
+        self.some_empty = False
         self.reference_cost = np.zeros(n)
         self.reference_total = np.zeros(n)
         self.faces = np.zeros(n, FACE) if JIT else np.zeros(n, FACE).view(np.recarray)
@@ -154,6 +156,9 @@ class Fleet:
         self.why[which] = RETURN_GROW
         self._run_on(which)
         self._observe(which, first=True)
+        self.empty[which] = self.over[which]
+        self.some_empty = bool(self.empty.any())
+        self.over[which] = False
 
     def _choose(self, i: int, options: Mapping[str, Any]) -> Start:
         """The start of the next episode of environment i, as the options say."""
@@ -245,12 +250,18 @@ class Fleet:
     def action_from(self, action: Any) -> np.ndarray:
         """The same for a single environment."""
         if self.layout.mode == "factored":
-            return self.actions_from(np.asarray(action)[None])
+            array = np.asarray(action)
+            if array.dtype.kind not in "iu" or array.size != len(self._limits):
+                message = (
+                    f"is {_short(action)}; give whole numbers of shape ({len(self._limits)},) from the action space"
+                )
+                raise IllegalAction(message, where="action")
+            return self.actions_from(array[None])
         k = _index(action)
         if k is not None:
-            if self.settings.replace_illegal and not 0 <= k < self.layout.n_actions:
-                self.refuse(0, np.array([[k]]))
-            self._action[0, 0] = min(max(k, -1), self.layout.n_actions)
+            if not 0 <= k < self.layout.n_actions:
+                raise IllegalAction(f"{k} is not in {self.layout.action_space()}", where="action")
+            self._action[0, 0] = k
             return self._action
         message = f"is {_short(action)}; give a whole number in 0..{self.layout.n_actions - 1}"
         raise IllegalAction(message, where="action")
@@ -287,6 +298,19 @@ class Fleet:
         Raises:
             IllegalAction: nothing has happened.
         """
+        acting, ending = which, which[:0]
+        if self.some_empty:
+            acting, ending = which[~self.empty[which]], which[self.empty[which]]
+            self._check_nothing_is_done(ending, actions)
+        if acting.size:
+            self._act(acting, actions)
+        for i in ending:
+            self._end_empty(int(i))
+        if self.settings.reference:
+            self._follow(which)
+
+    def _act(self, which: np.ndarray, actions: np.ndarray) -> None:
+        """Act where a decision is asked for, and run on."""
         act = self._kernels.act_each
         illegal = act(self._addresses, self.faces, self.orders, self.masks, which, actions, self.why, self.done)
         if illegal >= 0:
@@ -297,8 +321,20 @@ class Fleet:
             held_up = self._go_on(which)
         if held_up:
             self._finish(which[self.why[which] != RETURN_DECISION])
-        if self.settings.reference:
-            self._follow(which)
+
+    def _check_nothing_is_done(self, which: np.ndarray, actions: np.ndarray) -> None:
+        """Refuse any other action where no decision is asked for."""
+        for i in which:
+            k = int(actions[i, 0])
+            if not self.settings.replace_illegal and not (0 <= k < self._limits[0] and self.masks[i, k]):
+                self.refuse(int(i), actions)
+
+    def _end_empty(self, i: int) -> None:
+        """End an episode into which no decision falls."""
+        self.empty[i] = False
+        self.over[i] = True
+        self._observe(np.array([i]))
+        self._charge_unfinished(i)
 
     def _go_on(self, which: np.ndarray) -> int:
         """Run to the next decision where one is complete, and observe; how many are held up by something else."""

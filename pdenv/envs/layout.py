@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -257,7 +258,11 @@ def layout_of(
         raise InputError("'factored' is for pdenv/Routing-v0; scaling is one choice, use 'pair'", where="action_mode")
     sizes = [max(1, len(pool)) for pool in (cluster.prefill, cluster.decode, cluster.colocated)]
     if pad is not None:
-        if len(pad) != 3 or any(not isinstance(n, int | np.integer) or n < 1 for n in pad):
+        if (
+            not isinstance(pad, Sequence)
+            or len(pad) != 3
+            or any(not isinstance(n, int | np.integer) or n < 1 for n in pad)
+        ):
             raise InputError(f"is {pad!r}; give three whole numbers above 0: prefill, decode, co-located", where="pad")
         if any(n > limit for n, limit in zip(sizes, pad, strict=True)):
             raise InputError(f"{tuple(pad)} is too small for a cluster of {tuple(sizes)} instances", where="pad")

@@ -12,7 +12,7 @@ from pdenv.envs.fleet import Fleet
 from pdenv.envs.layout import Layout
 from pdenv.envs.normalize import Normalizer, flat_space, normalized_space
 from pdenv.envs.registration import IDS
-from pdenv.envs.settings import make_settings
+from pdenv.envs.settings import flag, make_settings, whole
 from pdenv.envs.single import DECISIONS, ClusterEnv
 from pdenv.errors import InputError, nearest
 from pdenv.sim.state import TERMS
@@ -51,6 +51,9 @@ class ClusterVecEnv(VecEnv):
     ) -> None:
         if env_id not in IDS:
             raise InputError(f"no environment '{env_id}'{nearest(env_id, IDS)}", where="env_id")
+        for name, value in (("n_envs", n_envs), ("threads", threads), ("rollouts_per_window", rollouts_per_window)):
+            whole(value, name, 1)
+        flag(flat, "flat")
         if observation not in _PARTS:
             raise InputError(f"is {observation!r}{nearest(str(observation), _PARTS)}", where="observation")
         self.fleet = Fleet(make_settings(IDS[env_id], **settings), n_envs, threads, rollouts_per_window)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def _one_of(value: Any, name: str, choices: tuple[str, ...] | Mapping[str, Any])
     return str(value)
 
 
-def _whole(value: Any, name: str, least: int) -> int:
+def whole(value: Any, name: str, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError(f"is {value!r}; give a whole number from {least}", where=name)
     return int(value)
@@ -110,7 +111,7 @@ def _number(value: Any, name: str, above: float = -math.inf, least: float = -mat
     return float(value)
 
 
-def _flag(value: Any, name: str) -> bool:
+def flag(value: Any, name: str) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise InputError(f"is {value!r}; give True or False", where=name)
     return bool(value)
@@ -158,7 +159,20 @@ def load(scenario: Scenario | str | Path, overrides: Mapping[str, Any] | None = 
     return load_scenario(scenario, overrides or {})
 
 
-def make_settings(
+def make_settings(kind: str, **given: Any) -> Settings:
+    """Check the arguments of an environment.
+
+    Raises:
+        InputError: says which argument is wrong, and what would be right.
+    """
+    known = [name for name in inspect.signature(_settings).parameters if name != "kind"]
+    for name in given:
+        if name not in known:
+            raise InputError(f"no setting '{name}'{nearest(name, known)}")
+    return _settings(kind, **given)
+
+
+def _settings(
     kind: str,
     *,
     scenario: Scenario | str | Path = "operating-point",
@@ -184,11 +198,6 @@ def make_settings(
     pad: tuple[int, int, int] | None = None,
     beta_per_s: float = 0.0,
 ) -> Settings:
-    """Check the arguments of an environment.
-
-    Raises:
-        InputError: says which argument is wrong, and what would be right.
-    """
     if interval_s is not None:
         _number(interval_s, "interval_s", above=0.0)
         if kind == "routing":
@@ -208,20 +217,20 @@ def make_settings(
         scenario=checked,
         layout=layout,
         split=_one_of(split, "split", SPLITS),
-        window=None if window is None else _whole(window, "window", 0),
-        windows=None if windows is None else _whole(windows, "windows", 1),
+        window=None if window is None else whole(window, "window", 0),
+        windows=None if windows is None else whole(windows, "windows", 1),
         rate_scale=rate_scale,
         trace=None if trace is None else str(trace),
-        workload_seed=_whole(workload_seed, "workload_seed", 0),
-        evaluation=_flag(evaluation, "evaluation"),
-        horizon_requests=None if horizon_requests is None else _whole(horizon_requests, "horizon_requests", 1),
+        workload_seed=whole(workload_seed, "workload_seed", 0),
+        evaluation=flag(evaluation, "evaluation"),
+        horizon_requests=None if horizon_requests is None else whole(horizon_requests, "horizon_requests", 1),
         horizon_s=None if horizon_s is None else _number(horizon_s, "horizon_s", above=0.0),
         warm_start=None if warm_start is None else _one_of(warm_start, "warm_start", rules),
         rule=_one_of(rule, "rule", rules),
         reference=None if reference is None else _one_of(reference, "reference", rules),
-        work_conserving=_flag(work_conserving, "work_conserving"),
+        work_conserving=flag(work_conserving, "work_conserving"),
         replace_illegal=_one_of(on_illegal, "on_illegal", ON_ILLEGAL) == "replace",
-        shuffle_instances=_flag(shuffle_instances, "shuffle_instances"),
+        shuffle_instances=flag(shuffle_instances, "shuffle_instances"),
         beta_per_s=_number(beta_per_s, "beta_per_s", least=0.0),
         pad=_rows(layout) if pad is not None else None,
         interval_s=interval_s,

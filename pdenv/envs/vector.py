@@ -194,7 +194,7 @@ def checked_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
     """A member of AutoresetMode, by itself, name or value."""
     if isinstance(mode, AutoresetMode):
         return mode
-    names = {member.name.lower(): member for member in AutoresetMode}
+    names = {text.lower(): member for member in AutoresetMode for text in (member.name, member.value)}
     if not isinstance(mode, str) or mode.lower() not in names:
         raise InputError(f"no mode {mode!r}{nearest(str(mode), names)}", where="autoreset_mode")
     return names[mode.lower()]

@@ -151,6 +151,7 @@ COLOCATED = (
         1.0,
         Scale.SHARE,
     ),
+    Feature("store", "bytes of its stored KV relative to BF16", "share", 0.0, 1.0, Scale.SHARE),
 )
 
 CLUSTER = (

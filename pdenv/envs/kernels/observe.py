@@ -170,6 +170,7 @@ def observe_colocated(S, face, order, r, i, out):
     out[5] = known.kv_bytes / it.capacity
     out[6] = known.receiving
     out[7] = known.work_s
+    out[11] = h.kv_bytes_per_token[it.store] / h.kv_bytes_per_token[0]
     if r < 0:
         return
     out[1] = h.pending == ROUTE and legal_colocated_row(S, face, order, r, i)
