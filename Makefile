@@ -6,10 +6,10 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench mutants picture clean
+.PHONY: help setup demo test test-ray check format bench mutants picture clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 # A folder without a working pip, left by an interrupted run, is made anew.
 $(VENV)/made:
@@ -42,6 +42,24 @@ test: $(VENV)/installed-dev  ## run every test
 	$(BIN)/python -m pdenv.envs.kernels
 	$(BIN)/python -m pytest -n 2
 
+# Ray pins an older Gymnasium, so it has a folder of its own.
+RAY_VENV := .venv-ray
+RAY_PYTHON := $(RAY_VENV)/bin/python
+
+$(RAY_VENV)/installed: pyproject.toml constraints-ray.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	  || { echo "The pinned Ray needs Python 3.11 to 3.13; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(RAY_PYTHON) -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(RAY_VENV)
+	@echo "Installing pdenv with Ray into $(RAY_VENV) ..."
+	@$(RAY_PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints-ray.txt \
+	  --editable '.[test,train,ray]'
+	@touch $@
+
+test-ray: $(RAY_VENV)/installed  ## run the RLlib example, and the environments under Gymnasium 1.2
+	$(RAY_PYTHON) -m pdenv.sim.compiled
+	$(RAY_PYTHON) -m pdenv.envs.kernels
+	$(RAY_PYTHON) -m pytest -n 2 tests/rllib.py tests/test_accrual.py tests/test_envs_api.py tests/test_envs_vector.py
+
 check: $(VENV)/installed-dev  ## format, lint, types and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -62,5 +80,5 @@ picture: demo  ## draw the picture of the README again
 	cp runs/demo/operating-point-leaderboard.png docs/img/leaderboard.png
 
 clean:  ## remove .venv, runs and caches
-	rm -rf $(VENV) runs dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RAY_VENV) runs dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

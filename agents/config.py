@@ -35,6 +35,7 @@ class Hyperparameters(BaseModel):
     trace_decay_per_s: float = Field(0.1, ge=0.0, description="decay of advantage traces in simulated time, 1/s")
     reward_scale: float = Field(0.02, gt=0.0, description="factor on rewards")
     horizon_requests: int = Field(400, ge=1, description="arrivals in a training episode")
+    windows: int | None = Field(None, ge=1, description="training windows to draw from; null: as many as there are")
     rollouts_per_window: int = Field(8, ge=1, description="neighbouring environments that see the same arrivals")
     center_in_groups: bool = Field(True, description="subtract the mean advantage of those neighbours")
     reference: str | None = Field(None, description="rule whose reward over the same time is subtracted")

@@ -132,6 +132,7 @@ def make_model(run: Run) -> EventTimePPO:
         h.n_envs,
         scenario=run.scenario,
         horizon_requests=h.horizon_requests,
+        windows=h.windows,
         rollouts_per_window=h.rollouts_per_window,
         work_conserving=h.work_conserving,
         reference=h.reference,

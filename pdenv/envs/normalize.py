@@ -76,14 +76,15 @@ def flat_space(layout: Layout) -> spaces.Box:
     return spaces.Box(low, high, dtype=np.float32)
 
 
-class NormalizeObservation(gym.ObservationWrapper):
+class NormalizeObservation(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
     """Every feature in [−1, 1]: flags as they are, shares divided by their largest value, the rest logarithmic.
 
     `docs/environments.md` gives the unit of each logarithm.
     """
 
     def __init__(self, env: gym.Env) -> None:
-        super().__init__(env)
+        gym.utils.RecordConstructorArgs.__init__(self)
+        gym.ObservationWrapper.__init__(self, env)
         self._layout = env.get_wrapper_attr("layout")
         self._normalize = Normalizer(self._layout)
         self.observation_space = normalized_space(self._layout, flat=False)
@@ -95,11 +96,12 @@ class NormalizeObservation(gym.ObservationWrapper):
         return self.env.get_wrapper_attr("action_masks")()
 
 
-class FlatObservation(gym.ObservationWrapper):
+class FlatObservation(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
     """One box `(size,)` in place of the Dict, raw or normalised."""
 
     def __init__(self, env: gym.Env, normalize: bool = False) -> None:
-        super().__init__(env)
+        gym.utils.RecordConstructorArgs.__init__(self, normalize=normalize)
+        gym.ObservationWrapper.__init__(self, env)
         self._layout = env.get_wrapper_attr("layout")
         self._normalize = Normalizer(self._layout) if normalize else None
         self.observation_space = normalized_space(self._layout, flat=True) if normalize else flat_space(self._layout)

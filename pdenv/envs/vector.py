@@ -125,7 +125,8 @@ class ClusterVectorEnv(VectorEnv[Any, Any, Any]):
         return self.fleet.masks.copy()
 
     def close_extras(self, **_: Any) -> None:
-        self.fleet.close()
+        if hasattr(self, "fleet"):  # Gymnasium 1.2 also closes one whose arguments were refused
+            self.fleet.close()
 
     # ---- parts --------------------------------------------------------------------------------------
 
