@@ -3,6 +3,7 @@
 import sys
 
 import gymnasium as gym
+import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
@@ -18,6 +19,7 @@ def make(**settings) -> gym.Env:
 
 def main(steps: int) -> None:
     """Train, then serve a validation window beside the heuristic `three-part`."""
+    torch.set_num_threads(1)  # the network is small; more threads only wait for each other
     envs = make_vec_env(lambda: make(horizon_requests=200), n_envs=8, seed=0)
     model = PPO("MlpPolicy", envs, 1e-3, n_steps=250, batch_size=500, gamma=0.95, seed=0, device="cpu", verbose=1)
     model.learn(steps)
