@@ -58,7 +58,7 @@ class Agent(nn.Module):
 def score(agent, windows=4):
     """Mean cost per request in validation windows: of the agent, and of the three-part heuristic."""
     envs = make_envs(windows, evaluation=True, split="validation", reference="three-part")
-    seen, costs = agent.see(*envs.reset(seed=0)), {}
+    seen, costs = agent.see(*envs.reset(seed=0, options={"window": list(range(windows))})), {}
     while len(costs) < windows:
         observation, _, _, truncated, info = envs.step(agent.policy(*seen).sample().numpy())
         seen = agent.see(observation, info)

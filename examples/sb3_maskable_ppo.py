@@ -20,6 +20,7 @@ def score(model, windows=4):
     """Mean cost per request in validation windows: of the model, and of the three-part heuristic."""
     settings = {"evaluation": True, "split": "validation", "reference": "three-part"}
     venv = pdenv.make_sb3_vec_env(ENV_ID, n_envs=windows, seed=0, **settings, **SETTINGS)
+    venv.set_options({"window": list(range(windows))})
     observation, scores = venv.reset(), {}
     while len(scores) < windows:
         action, _ = model.predict(observation, action_masks=venv.action_masks())

@@ -545,3 +545,29 @@ def test_the_terms_of_a_vector_sum_to_its_rewards():
         present = info.get("_reward_terms", np.zeros(N, np.bool_))
         total = sum(info["reward_terms"][name] for name in TERMS)
         np.testing.assert_allclose(total[present], rewards[present], rtol=1e-12, atol=1e-12)
+
+
+def test_every_environment_can_be_given_a_window_of_its_own():
+    envs = ClusterVectorEnv("routing", num_envs=3, scenario="toy", split="validation")
+    _, info = envs.reset(seed=0, options={"window": [5, 0, 2]})
+    assert info["window"].tolist() == [5, 0, 2]
+    with pytest.raises(InputError, match="are 2; give one, or one for each of the 3"):
+        envs.reset(options={"window": [1, 2]})
+
+
+def test_options_of_the_sb3_form_are_for_all_or_one_each():
+    sb3 = pytest.importorskip("pdenv.envs.sb3", reason="needs the extra 'train'")
+    venv = sb3.ClusterVecEnv("pdenv/Routing-v0", n_envs=2, scenario="toy")
+    for options in ({"window": [3, 1]}, [{"window": 3}, {"window": 1}]):
+        venv.set_options(options)
+        venv.reset()
+        assert [info["window"] for info in venv.reset_infos] == [3, 1]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_observations_are_not_normalised_twice(normalize):
+    from pdenv.envs.normalize import FlatObservation, NormalizeObservation
+
+    env = gym.make("pdenv/Routing-v0", scenario="toy")
+    with pytest.raises(InputError, match="already"):
+        NormalizeObservation(FlatObservation(env, normalize=normalize))

@@ -206,8 +206,8 @@ def test_readme_training_example_runs(tmp_path):
     pytest.importorskip("sb3_contrib", reason="training needs the extra 'train'")
     example = fenced("python")[2]
     assert len(example.strip().splitlines()) <= 10
-    short = example.replace("128_000", "12_800").replace("horizon_requests=400", "horizon_requests=100")
-    assert short.count("12_800") == short.count("horizon_requests=100") == 1
+    short = example.replace("128_000", "12_800").replace('"horizon_requests": 400', '"horizon_requests": 100')
+    assert short.count("12_800") == short.count('"horizon_requests": 100') == 1
     assert float(python(short, cwd=tmp_path).split()[-1]) < 0.0
 
 
@@ -229,10 +229,12 @@ def test_environments_page_names_every_argument():
 
 
 @pytest.mark.slow
-def test_example_of_the_environments_page_runs(tmp_path):
+def test_examples_of_the_environments_page_run(tmp_path):
     page = (ROOT / "docs" / "environments.md").read_text()
-    cost, joint = map(float, python(page.split("```python\n")[1].split("```")[0], cwd=tmp_path).split())
+    first, heuristic = page.split("```python\n")[1], page.split("```python\n")[3]
+    cost, joint = map(float, python(first.split("```")[0], cwd=tmp_path).split())
     assert cost > joint > 0.0
+    assert 0.0 < float(python(heuristic.split("```")[0], cwd=tmp_path)) < cost
 
 
 def test_readme_scenario_and_trace_are_valid(tmp_path):

@@ -136,8 +136,8 @@ class Fleet:
             raise InputError(f"are {len(seed)}; give one for each of the {self.n} environments", where="seeds")
         return list(seed)
 
-    def reset(self, which: np.ndarray, options: Mapping[str, Any] | None = None) -> None:
-        """Start new episodes in the environments `which`; all at the first time.
+    def reset(self, which: np.ndarray, options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Start new episodes in the environments `which`; all at the first time. Options are for all, or one each.
 
         Raises:
             InputError: a bad option.
@@ -146,7 +146,8 @@ class Fleet:
             self.seed([None] * self.n)
         if not self.sims:
             which = self.all
-        chosen = [self._choose(int(i), options or {}) for i in which]
+        each = options if isinstance(options, Sequence) else [options or {}] * self.n
+        chosen = [self._choose(int(i), each[i]) for i in which]
         if not self.sims:
             self.sims, self.episodes = [start.sim for start in chosen], list(chosen)
             self.references = [start.sim for start in chosen] if self.settings.reference else []
@@ -174,6 +175,10 @@ class Fleet:
             raise InputError(f"no split '{split}'{nearest(str(split), SPLITS)}", where="options")
         rate_scale = options.get("rate_scale", settings.rate_scale)
         window = options.get("window", settings.window)
+        if isinstance(window, Sequence | np.ndarray) and not isinstance(window, str):
+            if len(window) != self.n:
+                raise InputError(f"are {len(window)}; give one, or one for each of the {self.n}", where="windows")
+            window = window[i]
         if window is None:
             window = draw_window(self.starts.count(scenario, split, rate_scale), self.rngs[i])
         return self.starts.get(scenario, split, whole_number(window, "window"), rate_scale)
@@ -278,7 +283,8 @@ class Fleet:
         if not all(0 <= k < limit for k, limit in zip(action, limits, strict=True)):
             raise IllegalAction(f"{shown} is not in {self.layout.action_space()}", where="action")
         where = "" if self.n == 1 else f" in environment {i}"
-        message = f"{shown} is not legal now{where}; legal: {self._legal_choices(i)} (see action_masks())"
+        message = f"{shown} is not legal now{where}; legal: {self._legal_choices(i)}"
+        message += "; take one that action_masks() allows, or make the environment with on_illegal='replace'"
         raise IllegalAction(message, where="action")
 
     def _legal_choices(self, i: int) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
 from pdenv.envs.kernels.features import FEATURES, Feature, Scale
 from pdenv.envs.layout import Layout
+from pdenv.errors import InputError
 
 
 class Normalizer:
@@ -76,6 +79,21 @@ def flat_space(layout: Layout) -> spaces.Box:
     return spaces.Box(low, high, dtype=np.float32)
 
 
+def _raw(env: gym.Env) -> gym.Env:
+    """The environment, if its observations are the raw Dict.
+
+    Raises:
+        InputError: they are normalised or flat already.
+    """
+    layer: Any = env
+    while isinstance(layer, gym.Wrapper):
+        if isinstance(layer, NormalizeObservation | FlatObservation):
+            message = "its observations are flat or normalised already; FlatObservation(env, normalize=True) does both"
+            raise InputError(message, where=type(layer).__name__)
+        layer = layer.env
+    return env
+
+
 class NormalizeObservation(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
     """Every feature in [−1, 1]: flags as they are, shares divided by their largest value, the rest logarithmic.
 
@@ -84,7 +102,7 @@ class NormalizeObservation(gym.ObservationWrapper, gym.utils.RecordConstructorAr
 
     def __init__(self, env: gym.Env) -> None:
         gym.utils.RecordConstructorArgs.__init__(self)
-        gym.ObservationWrapper.__init__(self, env)
+        gym.ObservationWrapper.__init__(self, _raw(env))
         self._layout = env.get_wrapper_attr("layout")
         self._normalize = Normalizer(self._layout)
         self.observation_space = normalized_space(self._layout, flat=False)
@@ -101,7 +119,7 @@ class FlatObservation(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
 
     def __init__(self, env: gym.Env, normalize: bool = False) -> None:
         gym.utils.RecordConstructorArgs.__init__(self, normalize=normalize)
-        gym.ObservationWrapper.__init__(self, env)
+        gym.ObservationWrapper.__init__(self, _raw(env))
         self._layout = env.get_wrapper_attr("layout")
         self._normalize = Normalizer(self._layout) if normalize else None
         self.observation_space = normalized_space(self._layout, flat=True) if normalize else flat_space(self._layout)

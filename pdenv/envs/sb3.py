@@ -81,7 +81,7 @@ class ClusterVecEnv(VecEnv):
     def reset(self) -> Any:
         seeds = self._seeds if any(seed is not None for seed in self._seeds) else [None] * self.num_envs
         self.fleet.seed(seeds)
-        self.fleet.reset(self.fleet.all, self._options[0])
+        self.fleet.reset(self.fleet.all, self._options)
         self._reset_seeds()
         self._reset_options()
         self._returns[:] = 0.0

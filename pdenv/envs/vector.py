@@ -85,7 +85,8 @@ class ClusterVectorEnv(VectorEnv[Any, Any, Any]):
 
         Args:
             seed: a number s gives environment i the seed s + i (those that share windows share it), a list one each.
-            options: as for a single environment, for all of them; `reset_mask` `(num_envs,)` bool resets only some.
+            options: as for a single environment, for all of them; `window` may be a list with one for each;
+                `reset_mask` `(num_envs,)` bool resets only some.
         """
         options = dict(options or {})
         mask = options.pop("reset_mask", None)

@@ -64,7 +64,9 @@ _STATE = (
     _flag("warming", "it loads weights"),
     _flag("draining", "it takes no new requests and empties"),
     _flag("legal", "the request may go there"),
-    _flag("chosen", "chosen in an earlier stage of this decision, or the prefill instance of a request to be paired"),
+    _flag(
+        "chosen", "chosen in an earlier stage of this decision; when pairing, the prefill instance that has the request"
+    ),
 )
 
 REQUEST = (
@@ -128,7 +130,12 @@ PAIR = (
         for name in PRECISIONS
     ),
     Feature(
-        "tier", "slowest kind of link on the path: 0 NIC, 1 rack, 2 spine, 3 NVLink", "index", 0.0, 3.0, Scale.SHARE
+        "tier",
+        "kind of link that the path has to cross: 0 NIC, 1 rack, 2 spine, 3 NVLink",
+        "index",
+        0.0,
+        3.0,
+        Scale.SHARE,
     ),
 )
 
