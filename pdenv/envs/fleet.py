@@ -15,7 +15,7 @@ from pdenv.envs.kernels import compiled
 from pdenv.envs.kernels.face import FACE, NEW_DECISION
 from pdenv.envs.kernels.features import FEATURES, bounds
 from pdenv.envs.layout import ACTION_MODES
-from pdenv.envs.settings import Settings, load
+from pdenv.envs.settings import Settings, load, rate_scale_of
 from pdenv.errors import InputError, nearest
 from pdenv.run import whole_number
 from pdenv.sim.block import handles
@@ -35,6 +35,15 @@ from pdenv.sim.state import (
 from pdenv.workload.window import SPLITS
 
 OPTIONS = ("window", "scenario", "rate_scale", "split")
+
+
+def check_options(options: Any) -> None:
+    """Raise InputError for options that are not a dict, or that `reset` does not have."""
+    if not isinstance(options, Mapping):
+        raise InputError(f"are {_short(options)}; give a dict with {', '.join(OPTIONS)}", where="options")
+    for name in options:
+        if name not in OPTIONS:
+            raise InputError(f"no option '{_short(name)}'{nearest(str(name), OPTIONS)}", where="options")
 
 
 class IllegalAction(InputError):
@@ -63,7 +72,7 @@ class Fleet:
         self.seeds: list[int] = []
         self.sims: list[Simulation] = []
         self.episodes: list[Start] = []
-        self.references: list[Simulation] = []
+        self.references: list[Simulation | None] = []
         self.stretch = np.zeros(n, np.int64)
         self.begun: list[Totals | None] = [None] * n
         self.ended: list[Totals | None] = [None] * n
@@ -108,8 +117,10 @@ class Fleet:
         self._connect()
 
     def close(self) -> None:
+        """Let the threads go; the environments can still be used, in one thread."""
         if self._executor is not None:
             self._executor.shutdown()
+            self._executor = None
 
     # ---- reset --------------------------------------------------------------------------------------
 
@@ -126,15 +137,20 @@ class Fleet:
             elif seed is not None:
                 self.rngs[i], self.seeds[i] = seeding.np_random(seed)
 
-    def seeds_from(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
-        """A seed for each environment: `seed`, `seed + 1`, …; those that share windows share a seed."""
+    def seeds_from(self, seed: int | Sequence[int | None] | np.ndarray | None) -> list[int | None]:
+        """A seed for each environment: `seed`, `seed + 1`, …; those that share windows share a seed.
+
+        Raises:
+            InputError: not a whole number from 0, or another number of them.
+        """
         if seed is None:
             return [None] * self.n
-        if isinstance(seed, int | np.integer):
-            return [int(seed) + i // self.rollouts_per_window for i in range(self.n)]
-        if len(seed) != self.n:
-            raise InputError(f"are {len(seed)}; give one for each of the {self.n} environments", where="seeds")
-        return list(seed)
+        if isinstance(seed, list | tuple | np.ndarray):
+            if len(seed) != self.n:
+                raise InputError(f"are {len(seed)}; give one for each of the {self.n} environments", where="seeds")
+            return [None if one is None else whole_number(one, "seed") for one in seed]
+        first = whole_number(seed, "seed")
+        return [first + i // self.rollouts_per_window for i in range(self.n)]
 
     def reset(self, which: np.ndarray, options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None) -> None:
         """Start new episodes in the environments `which`; all at the first time. Options are for all, or one each.
@@ -147,13 +163,20 @@ class Fleet:
         if not self.sims:
             which = self.all
         each = options if isinstance(options, Sequence) else [options or {}] * self.n
+        for one in each:
+            check_options(one)
         chosen = [self._choose(int(i), each[i]) for i in which]
+        sims = [start.sim.copy() for start in chosen]
+        references = [self._reference(start) for start in chosen]
         if not self.sims:
-            self.sims, self.episodes = [start.sim for start in chosen], list(chosen)
-            self.references = [start.sim for start in chosen] if self.settings.reference else []
-        for i, start in zip(which, chosen, strict=True):
+            self.episodes, self.references = list(chosen), list(references)
+        changed = list(self.sims) or list(sims)
+        for i, sim in zip(which, sims, strict=True):
+            changed[i] = sim
+        self.sims, self._addresses = changed, handles([sim.block for sim in changed])
+        for i, start, reference in zip(which, chosen, references, strict=True):
+            self.episodes[i], self.references[i] = start, reference
             self._begin(int(i), start)
-        self._addresses = handles([sim.block for sim in self.sims])
         self.why[which] = RETURN_GROW
         self._run_on(which)
         self._observe(which, first=True)
@@ -161,19 +184,27 @@ class Fleet:
         self.some_empty = bool(self.empty.any())
         self.over[which] = False
 
+    def _reference(self, start: Start) -> Simulation | None:
+        """The reference rule at the start of an episode, if there is to be one."""
+        if self.settings.reference is None:
+            return None
+        reference = start.sim.copy()
+        reference.set_rule(self.settings.reference, seed=start.window)
+        reference.block.header["outside"] = 0
+        return reference
+
     def _choose(self, i: int, options: Mapping[str, Any]) -> Start:
         """The start of the next episode of environment i, as the options say."""
-        for name in options:
-            if name not in OPTIONS:
-                raise InputError(f"no option '{name}'{nearest(str(name), OPTIONS)}", where="options")
         settings = self.settings
         scenario = settings.scenario
         if options.get("scenario") is not None:
             scenario = settings.adapted(load(options["scenario"]))
         split = options.get("split", settings.split)
-        if split not in SPLITS:
+        if not isinstance(split, str) or split not in SPLITS:
             raise InputError(f"no split '{split}'{nearest(str(split), SPLITS)}", where="options")
-        rate_scale = options.get("rate_scale", settings.rate_scale)
+        rate_scale = settings.rate_scale
+        if options.get("rate_scale") is not None:
+            rate_scale = rate_scale_of(options["rate_scale"])
         window = options.get("window", settings.window)
         if isinstance(window, Sequence | np.ndarray) and not isinstance(window, str):
             if len(window) != self.n:
@@ -184,12 +215,7 @@ class Fleet:
         return self.starts.get(scenario, split, whole_number(window, "window"), rate_scale)
 
     def _begin(self, i: int, start: Start) -> None:
-        self.episodes[i] = start
-        self.sims[i] = start.sim.copy()
-        if self.settings.reference:
-            self.references[i] = reference = start.sim.copy()
-            reference.set_rule(self.settings.reference, seed=start.window)
-            reference.block.header["outside"] = 0
+        """Set what belongs to an episode back to its start."""
         self.stretch[i] = 0
         self.begun[i] = start.totals
         self.ended[i] = None
@@ -240,14 +266,14 @@ class Fleet:
             IllegalAction: of another shape or type.
         """
         width = len(self.layout.widths) if self.layout.mode == "factored" else 1
-        array = np.asarray(actions)
+        array = _array(actions)
         if array.dtype.kind not in "iu" or array.size != self.n * width or array.shape[:1] != (self.n,):
             shape = (self.n, width) if width > 1 else (self.n,)
             message = f"is {_short(actions)}; give whole numbers of shape {shape} from the action space"
             raise IllegalAction(message, where="action")
         taken = np.ascontiguousarray(array.reshape(self.n, width), np.int64)
         if self.settings.replace_illegal:
-            outside = ((taken < 0) | (taken >= self._limits)).any(axis=1)
+            outside = ((taken < 0) | (taken >= self._limits)).any(axis=1) & ~self.over
             if outside.any():
                 self.refuse(int(outside.argmax()), taken)
         return taken
@@ -255,7 +281,7 @@ class Fleet:
     def action_from(self, action: Any) -> np.ndarray:
         """The same for a single environment."""
         if self.layout.mode == "factored":
-            array = np.asarray(action)
+            array = _array(action)
             if array.dtype.kind not in "iu" or array.size != len(self._limits):
                 message = (
                     f"is {_short(action)}; give whole numbers of shape ({len(self._limits)},) from the action space"
@@ -304,6 +330,8 @@ class Fleet:
         Raises:
             IllegalAction: nothing has happened.
         """
+        if not self.sims or self.over[which].any():
+            raise RuntimeError("call reset() first" if not self.sims else "an episode is over: call reset()")
         acting, ending = which, which[:0]
         if self.some_empty:
             acting, ending = which[~self.empty[which]], which[self.empty[which]]
@@ -433,6 +461,7 @@ class Fleet:
         """Let the reference rule serve the same window up to the same time."""
         for i in which:
             reference = self.references[i]
+            assert reference is not None
             if self.over[i] and self.settings.evaluation:
                 last = self.episodes[i].stretches[-1]
                 reference.step(max(last.until_s, self.sims[i].now), measured_only=True)
@@ -483,11 +512,19 @@ def _flat_bounds(settings: Settings) -> tuple[np.ndarray, np.ndarray]:
 
 def _index(action: Any) -> int | None:
     """A whole number, or an array that holds one, as an int; None for anything else."""
-    if type(action) is int or isinstance(action, np.integer):
+    if type(action) is int or (isinstance(action, np.integer) and action.dtype.kind in "iu"):
         return int(action)
     if isinstance(action, np.ndarray) and action.size == 1 and action.dtype.kind in "iu":
         return int(action.item())
     return None
+
+
+def _array(actions: Any) -> np.ndarray:
+    """As an array; of no use as actions if it is none."""
+    try:
+        return np.asarray(actions)
+    except (ValueError, TypeError):
+        return np.asarray(None)
 
 
 def _short(value: object) -> str:

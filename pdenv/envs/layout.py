@@ -252,8 +252,8 @@ def layout_of(
     Raises:
         InputError: unknown mode, a mode that the environment does not have, or a cluster larger than `pad`.
     """
-    if mode not in ACTION_MODES:
-        raise InputError(f"no action mode '{mode}'{nearest(mode, ACTION_MODES)}", where="action_mode")
+    if not isinstance(mode, str) or mode not in ACTION_MODES:
+        raise InputError(f"no action mode {mode!r}{nearest(str(mode), ACTION_MODES)}", where="action_mode")
     if mode == "factored" and scales:
         raise InputError("'factored' is for pdenv/Routing-v0; scaling is one choice, use 'pair'", where="action_mode")
     sizes = [max(1, len(pool)) for pool in (cluster.prefill, cluster.decode, cluster.colocated)]
@@ -261,9 +261,11 @@ def layout_of(
         if (
             not isinstance(pad, Sequence)
             or len(pad) != 3
-            or any(not isinstance(n, int | np.integer) or n < 1 for n in pad)
+            or any(isinstance(n, bool) or not isinstance(n, int | np.integer) or not 1 <= n <= 4096 for n in pad)
         ):
-            raise InputError(f"is {pad!r}; give three whole numbers above 0: prefill, decode, co-located", where="pad")
+            raise InputError(
+                f"is {pad!r}; give three whole numbers in 1..4096: prefill, decode, co-located", where="pad"
+            )
         if any(n > limit for n, limit in zip(sizes, pad, strict=True)):
             raise InputError(f"{tuple(pad)} is too small for a cluster of {tuple(sizes)} instances", where="pad")
         sizes = [int(n) for n in pad]

@@ -49,10 +49,10 @@ class ClusterVecEnv(VecEnv):
         seed: int | None = None,
         **settings: Any,
     ) -> None:
-        if env_id not in IDS:
-            raise InputError(f"no environment '{env_id}'{nearest(env_id, IDS)}", where="env_id")
+        if not isinstance(env_id, str) or env_id not in IDS:
+            raise InputError(f"no environment {env_id!r}{nearest(str(env_id), IDS)}", where="env_id")
         for name, value in (("n_envs", n_envs), ("threads", threads), ("rollouts_per_window", rollouts_per_window)):
-            whole(value, name, 1)
+            whole(value, name, 1, 100_000)
         flag(flat, "flat")
         if observation not in _PARTS:
             raise InputError(f"is {observation!r}{nearest(str(observation), _PARTS)}", where="observation")
@@ -79,8 +79,8 @@ class ClusterVecEnv(VecEnv):
     # ---- VecEnv -------------------------------------------------------------------------------------
 
     def reset(self) -> Any:
-        seeds = self._seeds if any(seed is not None for seed in self._seeds) else [None] * self.num_envs
-        self.fleet.seed(seeds)
+        if any(seed is not None for seed in self._seeds):
+            self.fleet.seed(self._seeds)
         self.fleet.reset(self.fleet.all, self._options)
         self._reset_seeds()
         self._reset_options()
@@ -94,7 +94,7 @@ class ClusterVecEnv(VecEnv):
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Environment i gets `seed + i`; those that share windows share a seed."""
-        self._seeds = self.fleet.seeds_from(np.random.randint(0, 2**31 - 1) if seed is None else seed)  # noqa: NPY002
+        self._seeds = self.fleet.seeds_from(int(np.random.default_rng().integers(2**31)) if seed is None else seed)
         return self._seeds
 
     def step_async(self, actions: np.ndarray) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,12 @@ ON_ILLEGAL = ("error", "replace")
 
 #: Seconds between scaling decisions where the scenario has none: so many at most, and so many decisions in a window.
 LONGEST_INTERVAL_S, DECISIONS_A_WINDOW = 30, 20
+
+#: Below this an episode is nothing but control ticks.
+SHORTEST_INTERVAL_S = 1e-3
+
+#: Requests of a training episode or an evaluation window; beyond it a reset would take minutes.
+MOST_REQUESTS = 2_000_000
 
 #: Which decisions an environment takes itself; the others are `rule`'s.
 OUTSIDE = {
@@ -92,14 +99,17 @@ def _rows(layout: Layout) -> tuple[int, int, int]:
 
 
 def _one_of(value: Any, name: str, choices: tuple[str, ...] | Mapping[str, Any]) -> str:
-    if value not in tuple(choices):
-        raise InputError(f"is {value!r}{nearest(str(value), choices)}", where=name)
-    return str(value)
+    if not isinstance(value, str):
+        raise InputError(f"is of type {type(value).__name__}; give one of {', '.join(choices)}", where=name)
+    if value not in choices:
+        raise InputError(f"is '{value[:60]}'{nearest(value, choices)}", where=name)
+    return value
 
 
-def whole(value: Any, name: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError(f"is {value!r}; give a whole number from {least}", where=name)
+def whole(value: Any, name: str, least: int, most: int = 2**31 - 1) -> int:
+    """A whole number in least..most, or InputError."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
+        raise InputError(f"is {reprlib.repr(value)}; give a whole number in {least}..{most}", where=name)
     return int(value)
 
 
@@ -107,13 +117,19 @@ def _number(value: Any, name: str, above: float = -math.inf, least: float = -mat
     good = isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
     if not good or value <= above or value < least:
         limit = f" above {above:g}" if above > -math.inf else f" from {least:g}"
-        raise InputError(f"is {value!r}; give a finite number{limit}", where=name)
+        raise InputError(f"is {reprlib.repr(value)}; give a finite number{limit}", where=name)
     return float(value)
 
 
+def rate_scale_of(value: Any) -> float | str:
+    """A factor above 0 or "auto", or InputError."""
+    return "auto" if isinstance(value, str) and value == "auto" else _number(value, "rate_scale", above=0.0)
+
+
 def flag(value: Any, name: str) -> bool:
+    """True or False, or InputError."""
     if not isinstance(value, bool | np.bool_):
-        raise InputError(f"is {value!r}; give True or False", where=name)
+        raise InputError(f"is {reprlib.repr(value)}; give True or False", where=name)
     return bool(value)
 
 
@@ -149,6 +165,9 @@ def load(scenario: Scenario | str | Path, overrides: Mapping[str, Any] | None = 
     Raises:
         InputError: of another type, unknown, or not valid.
     """
+    if overrides is not None and not isinstance(overrides, Mapping):
+        message = f"are of type {type(overrides).__name__}; give a dict of dotted keys and values"
+        raise InputError(message, where="overrides")
     if isinstance(scenario, Scenario):
         if overrides:
             raise InputError("are for a scenario by name or path; change the Scenario itself", where="overrides")
@@ -199,7 +218,7 @@ def _settings(
     beta_per_s: float = 0.0,
 ) -> Settings:
     if interval_s is not None:
-        _number(interval_s, "interval_s", above=0.0)
+        interval_s = _number(interval_s, "interval_s", least=SHORTEST_INTERVAL_S)
         if kind == "routing":
             raise InputError("is for environments that scale; set scaling.interval_s instead", where="interval_s")
     if horizon_requests is not None and horizon_s is not None:
@@ -210,7 +229,7 @@ def _settings(
     layout = layout_of(checked.cluster(), action_mode, kind != "scaling", kind != "routing", pad)
     rules = tuple(RULES)
     for name, chosen in (("rule", rule), ("warm_start", warm_start), ("reference", reference)):
-        if chosen == "colocated" and not checked.colocated:
+        if isinstance(chosen, str) and chosen == "colocated" and not checked.colocated:
             raise InputError(f"'colocated' needs co-located instances; '{checked.name}' has none", where=name)
     return Settings(
         kind=kind,
@@ -219,11 +238,13 @@ def _settings(
         split=_one_of(split, "split", SPLITS),
         window=None if window is None else whole(window, "window", 0),
         windows=None if windows is None else whole(windows, "windows", 1),
-        rate_scale=rate_scale,
+        rate_scale=rate_scale_of(rate_scale),
         trace=None if trace is None else str(trace),
         workload_seed=whole(workload_seed, "workload_seed", 0),
         evaluation=flag(evaluation, "evaluation"),
-        horizon_requests=None if horizon_requests is None else whole(horizon_requests, "horizon_requests", 1),
+        horizon_requests=None
+        if horizon_requests is None
+        else whole(horizon_requests, "horizon_requests", 1, MOST_REQUESTS),
         horizon_s=None if horizon_s is None else _number(horizon_s, "horizon_s", above=0.0),
         warm_start=None if warm_start is None else _one_of(warm_start, "warm_start", rules),
         rule=_one_of(rule, "rule", rules),

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from pdenv.envs.fleet import Fleet
+from pdenv.envs.fleet import Fleet, check_options
 from pdenv.envs.kernels.act import DECIDED
 from pdenv.envs.layout import Choice, Layout
 from pdenv.envs.settings import make_settings
@@ -103,6 +103,8 @@ class ClusterEnv(gym.Env[Any, Any]):
     @property
     def simulation(self) -> Simulation:
         """The engine, for policies in Python and for looking; changing it is on your own responsibility."""
+        if not self.fleet.sims:
+            raise RuntimeError("call reset() first")
         return self.fleet.sims[0]
 
     @property
@@ -126,8 +128,10 @@ class ClusterEnv(gym.Env[Any, Any]):
         Raises:
             InputError: an option that is not valid.
         """
+        check_options({} if options is None else options)
         super().reset(seed=seed)
-        self.fleet.seed([seed])
+        if seed is not None:
+            self.fleet.seed([seed])
         self.fleet.reset(_ONE, options)
         self._np_random = self.fleet.rngs[0]
         self._np_random_seed = self.fleet.seeds[0]
@@ -257,8 +261,8 @@ def checked_render_mode(mode: str | None, metadata: dict[str, Any]) -> str | Non
     """The mode, if there is such a one."""
     from pdenv.errors import InputError, nearest
 
-    if mode is not None and mode not in metadata["render_modes"]:
-        raise InputError(f"no render mode '{mode}'{nearest(str(mode), metadata['render_modes'])}", where="render_mode")
+    if mode is not None and not (isinstance(mode, str) and mode in metadata["render_modes"]):
+        raise InputError(f"no render mode {mode!r}{nearest(str(mode), metadata['render_modes'])}", where="render_mode")
     return mode
 
 

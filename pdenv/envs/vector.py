@@ -10,9 +10,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from pdenv.envs import single
-from pdenv.envs.fleet import Fleet
+from pdenv.envs.fleet import Fleet, check_options
 from pdenv.envs.layout import Layout
-from pdenv.envs.settings import make_settings
+from pdenv.envs.settings import make_settings, whole
 from pdenv.envs.single import DECISIONS
 from pdenv.errors import InputError, nearest
 from pdenv.sim.state import TERMS
@@ -55,8 +55,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, Any]):
         if render_mode is not None:
             raise InputError("is for single environments; make one with gymnasium.make", where="render_mode")
         for name, value in (("num_envs", num_envs), ("rollouts_per_window", rollouts_per_window), ("threads", threads)):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise InputError(f"is {value!r}; give a whole number from 1", where=name)
+            whole(value, name, 1, 100_000)
         self.fleet = Fleet(make_settings(kind, **settings), int(num_envs), int(threads), int(rollouts_per_window))
         self.num_envs = int(num_envs)
         self.autoreset_mode = checked_autoreset_mode(autoreset_mode)
@@ -88,12 +87,22 @@ class ClusterVectorEnv(VectorEnv[Any, Any, Any]):
             options: as for a single environment, for all of them; `window` may be a list with one for each;
                 `reset_mask` `(num_envs,)` bool resets only some.
         """
-        options = dict(options or {})
-        mask = options.pop("reset_mask", None)
-        which = self.fleet.all if mask is None else np.flatnonzero(np.asarray(mask, np.bool_))
-        self.fleet.seed(self.fleet.seeds_from(seed))
-        self.fleet.reset(which, options)
-        return self._observation(), self._start_info(self._yes.copy() if mask is None else np.array(mask, np.bool_))
+        given = dict(options) if isinstance(options, Mapping) else options
+        mask = given.pop("reset_mask", None) if isinstance(given, dict) else None
+        check_options(given or {})
+        chosen = self._yes.copy() if mask is None else self._mask(mask)
+        seeds = self.fleet.seeds_from(seed)
+        if seed is not None:
+            self.fleet.seed(seeds)
+        self.fleet.reset(np.flatnonzero(chosen), given)
+        return self._observation(), self._start_info(chosen)
+
+    def _mask(self, mask: Any) -> np.ndarray:
+        """Which environments to reset."""
+        array = np.asarray(mask)
+        if array.dtype != np.bool_ or array.shape != (self.num_envs,):
+            raise InputError(f"give True or False for each of the {self.num_envs} environments", where="reset_mask")
+        return array.copy() if self.fleet.sims else self._yes.copy()
 
     def step(self, actions: Any) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Take a decision in every environment, and run each to its next one.
