@@ -43,7 +43,7 @@ def check_options(options: Any) -> None:
         raise InputError(f"are {_short(options)}; give a dict with {', '.join(OPTIONS)}", where="options")
     for name in options:
         if name not in OPTIONS:
-            raise InputError(f"no option '{_short(name)}'{nearest(str(name), OPTIONS)}", where="options")
+            raise InputError(f"no option '{str(name)[:60]}'{nearest(str(name), OPTIONS)}", where="options")
 
 
 class IllegalAction(InputError):

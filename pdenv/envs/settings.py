@@ -109,7 +109,8 @@ def _one_of(value: Any, name: str, choices: tuple[str, ...] | Mapping[str, Any])
 def whole(value: Any, name: str, least: int, most: int = 2**31 - 1) -> int:
     """A whole number in least..most, or InputError."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
-        raise InputError(f"is {reprlib.repr(value)}; give a whole number in {least}..{most}", where=name)
+        limit = f"in {least}..{most}" if isinstance(value, int | np.integer) and value > most else f"from {least}"
+        raise InputError(f"is {reprlib.repr(value)}; give a whole number {limit}", where=name)
     return int(value)
 
 
