@@ -6,49 +6,65 @@ import reprlib
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pdenv.errors import InputError, nearest
+from pdenv.scenario_yaml import _parse as parse_yaml
 
 CONFIGS = Path(__file__).parent / "configs"
 
 #: Algorithms of `python -m agents.train`; each has a file of defaults in `agents/configs`.
 ALGORITHMS = ("maskable-ppo",)
 
+MOST_UPDATE_STEPS = 10_000_000
+
 
 class Hyperparameters(BaseModel):
     """What a training run is made with."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    n_envs: int = Field(64, ge=1, description="environments that run side by side")
-    n_steps: int = Field(100, ge=2, description="steps of each environment in an update")
-    batch_size: int = Field(1600, ge=2, description="steps in a minibatch")
-    n_epochs: int = Field(4, ge=1, description="passes over the steps of an update")
-    learning_rate: float = Field(1e-3, gt=0.0, description="at the start; falls linearly to 0")
-    clip_range: float = Field(0.2, gt=0.0, description="of the probability ratio")
-    entropy_coefficient: float = Field(0.0, ge=0.0, description="weight of the entropy in the loss")
-    value_coefficient: float = Field(0.5, ge=0.0, description="weight of the value loss")
-    max_grad_norm: float = Field(0.5, gt=0.0, description="gradients are clipped to it")
-    beta_per_s: float = Field(0.05, ge=0.0, description="discount rate in simulated time, 1/s")
-    trace_decay_per_s: float = Field(0.1, ge=0.0, description="decay of advantage traces in simulated time, 1/s")
-    reward_scale: float = Field(0.02, gt=0.0, description="factor on rewards")
-    horizon_requests: int = Field(1000, ge=1, description="arrivals in a training episode")
-    windows: int | None = Field(None, ge=1, description="training windows to draw from; null: as many as there are")
-    rollouts_per_window: int = Field(8, ge=1, description="neighbouring environments that see the same arrivals")
+    n_envs: int = Field(64, ge=1, le=100_000, description="environments that run side by side")
+    n_steps: int = Field(100, ge=2, le=1_000_000, description="steps of each environment in an update")
+    batch_size: int = Field(1600, ge=2, le=MOST_UPDATE_STEPS, description="steps in a minibatch")
+    n_epochs: int = Field(4, ge=1, le=1000, description="passes over the steps of an update")
+    learning_rate: float = Field(1e-3, gt=0.0, le=1.0, description="at the start; falls linearly to 0")
+    clip_range: float = Field(0.2, gt=0.0, le=10.0, description="of the probability ratio")
+    entropy_coefficient: float = Field(0.0, ge=0.0, le=100.0, description="weight of the entropy in the loss")
+    value_coefficient: float = Field(0.5, ge=0.0, le=100.0, description="weight of the value loss")
+    max_grad_norm: float = Field(0.5, gt=0.0, le=1e6, description="gradients are clipped to it")
+    beta_per_s: float = Field(0.05, ge=0.0, le=1e6, description="discount rate in simulated time, 1/s")
+    trace_decay_per_s: float = Field(
+        0.1, ge=0.0, le=1e6, description="decay of advantage traces in simulated time, 1/s"
+    )
+    reward_scale: float = Field(0.02, gt=0.0, le=1e6, description="factor on rewards")
+    horizon_requests: int = Field(1000, ge=1, le=1_000_000, description="arrivals in a training episode")
+    windows: int | None = Field(
+        None, ge=1, le=1_000_000, description="training windows to draw from; null: as many as there are"
+    )
+    rollouts_per_window: int = Field(
+        8, ge=1, le=100_000, description="neighbouring environments that see the same arrivals"
+    )
     center_in_groups: bool = Field(True, description="subtract the mean advantage of those neighbours")
     reference: str | None = Field(None, description="rule whose reward over the same time is subtracted")
     work_conserving: bool = Field(True, description="hold only where there is nowhere to go")
-    hidden: int = Field(64, ge=1, description="width of the layers")
-    checkpoint_updates: int = Field(10, ge=1, description="updates between checkpoints; episodes start anew at each")
-    torch_threads: int = Field(1, ge=1, description="threads of torch; tensors are small, and more may be slower")
+    hidden: int = Field(64, ge=1, le=4096, description="width of the layers")
+    checkpoint_updates: int = Field(
+        10, ge=1, le=1_000_000, description="updates between checkpoints; episodes start anew at each"
+    )
+    torch_threads: int = Field(
+        1, ge=1, le=1024, description="threads of torch; tensors are small, and more may be slower"
+    )
 
     @model_validator(mode="after")
     def _fit_together(self) -> Hyperparameters:
         if self.n_envs % self.rollouts_per_window:
             raise ValueError(
                 f"n_envs is {self.n_envs}; give a multiple of rollouts_per_window, which is {self.rollouts_per_window}"
+            )
+        if self.update_steps > MOST_UPDATE_STEPS:
+            raise ValueError(
+                f"n_envs is {self.n_envs} and n_steps {self.n_steps}; an update has at most {MOST_UPDATE_STEPS:,} steps"
             )
         if self.update_steps % self.batch_size == 1:
             raise ValueError(
@@ -74,12 +90,11 @@ def read_hyperparameters(path: str | Path, **changes: Any) -> Hyperparameters:
         InputError: the first problem, in one line.
     """
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InputError(f"cannot be read: {str(reason).lower()}", where=str(path)) from None
-    except yaml.YAMLError as error:
-        raise InputError(f"is not YAML: {' '.join(str(error).split())[:160]}", where=str(path)) from None
+    data, _ = parse_yaml(text, str(path))
     return hyperparameters_of({} if data is None else data, str(path), **changes)
 
 

@@ -155,11 +155,11 @@ def score(run: Run, windows: int, split: str = "validation") -> Scores:
     likely action is mostly the same one, which would be a straw man.
 
     Raises:
-        InputError: no checkpoint.
+        InputError: no checkpoint, or it is damaged.
     """
     th.set_num_threads(run.hyperparameters.torch_threads)
     trained = make_policy(run)
-    load_weights(trained, run.checkpoint)
+    load_weights(trained, run)
     start = make_policy(run)
     th.manual_seed(run.seed)
     costs: dict[str, np.ndarray] = {}

@@ -19,7 +19,7 @@ from pdenv.errors import InputError
 
 def curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """Steps, and mean cost a request of the training episodes that ended in that update."""
-    rows = [row for row in read_progress(run.progress, steps_done(run.checkpoint)) if row["cost"]]
+    rows = [row for row in read_progress(run, steps_done(run)) if row["cost"]]
     if not rows:
         raise InputError("no training episode has ended yet", where=str(run.folder))
     return np.array([int(row["steps"]) for row in rows]), np.array([float(row["cost"]) for row in rows])

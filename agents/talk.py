@@ -20,6 +20,11 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
 
 
+def note(message: str) -> None:
+    """Something to know that stops nothing, in one line on stderr."""
+    print(f"note: {message}", file=sys.stderr)
+
+
 @contextmanager
 def said(command: str, interrupted: Callable[[], str] = lambda: "interrupted") -> Iterator[None]:
     """Bad input ends in one line and exit code 2, an interrupt in one line and 130."""

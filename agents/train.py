@@ -13,12 +13,14 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from torch.utils.tensorboard import SummaryWriter
 
-from agents.config import CONFIGS, read_hyperparameters
+from agents.config import CONFIGS, Hyperparameters, read_hyperparameters
 from agents.evaluate import score
 from agents.rollout import EventTimePPO
 from agents.runs import (
+    KEPT,
     Run,
     check_algorithm,
+    check_new,
     create_run,
     load_checkpoint,
     make_model,
@@ -26,6 +28,7 @@ from agents.runs import (
     read_run,
     save_checkpoint,
     steps_done,
+    try_out,
     write_progress,
 )
 from agents.talk import console, progress_bar, said
@@ -35,17 +38,6 @@ from pdenv.metrics import to_json
 from pdenv.scenario import load_scenario
 
 ALGO, STEPS, SEED, EVAL_WINDOWS = "maskable-ppo", 200_000, 0, 10
-
-#: Numbers of Stable-Baselines3's `train` that are kept, by the names they get.
-KEPT = {
-    "train/policy_gradient_loss": "policy_loss",
-    "train/value_loss": "value_loss",
-    "train/entropy_loss": "entropy_loss",
-    "train/approx_kl": "approximate_kl",
-    "train/clip_fraction": "clip_fraction",
-    "train/explained_variance": "explained_variance",
-    "train/learning_rate": "learning_rate",
-}
 
 
 class Recorder(BaseCallback):
@@ -57,7 +49,7 @@ class Recorder(BaseCallback):
         super().__init__()
         self.run = run
         self.report = report
-        self.rows = read_progress(run.progress, start)
+        self.rows = read_progress(run, start)
         self.writer = SummaryWriter(str(run.tensorboard), purge_step=start + 1)
         self.start = start
         self.costs: list[float] = []
@@ -77,6 +69,8 @@ class Recorder(BaseCallback):
         cost = float(np.mean(self.costs)) if self.costs else None
         row: dict[str, Any] = {"steps": steps, "cost": "" if cost is None else cost}
         row |= {name: float(self.model.logger.name_to_value[key]) for key, name in KEPT.items()}
+        if not all(np.isfinite(row[name]) for name in ("policy_loss", "value_loss")) or not finite(self.model):
+            raise diverged(self.run, steps)
         self.rows.append(row)
         for name, value in row.items():
             if name != "steps" and value != "":
@@ -90,29 +84,62 @@ class Recorder(BaseCallback):
         self.report(steps, self.latest)
 
 
+def finite(model: EventTimePPO) -> bool:
+    """Whether all weights are."""
+    return all(bool(parameter.isfinite().all()) for parameter in model.policy.parameters())
+
+
+def diverged(run: Run, steps: int) -> InputError:
+    """Training cannot go on; the checkpoint is from before."""
+    kept = f"the checkpoint at {steps_done(run):,} is kept" if run.checkpoint.exists() else "there is no checkpoint yet"
+    message = f"training diverged by step {steps:,}: losses or weights are not finite; {kept}"
+    return InputError(f"{message}; start a run with a lower learning_rate or reward_scale", where=str(run.folder))
+
+
 def train(run: Run, report: Callable[[int, float | None], None] = lambda steps, cost: None) -> EventTimePPO:
     """Train from the latest checkpoint of a run, or from the start, to its end.
 
     Args:
         report: is called after every update with the steps done and the mean cost of the episodes that ended last.
+
+    Raises:
+        InputError: the settings cannot be trained with, a file of the run is damaged, or training diverged.
     """
     th.set_num_threads(run.hyperparameters.torch_threads)
     model = make_model(run)
     if run.checkpoint.exists():
-        load_checkpoint(model, run.checkpoint)
+        load_checkpoint(model, run)
     if model.num_timesteps >= run.total_steps:
         return model
     model.set_logger(Logger(folder=None, output_formats=[]))
     recorder = Recorder(run, report, model.num_timesteps)
     try:
-        model.learn(
-            run.total_steps - model.num_timesteps, callback=recorder, log_interval=None, reset_num_timesteps=False
-        )
+        left = run.total_steps - model.num_timesteps
+        with np.errstate(over="ignore", invalid="ignore"):  # the recorder looks for what is not finite
+            model.learn(left, callback=recorder, log_interval=None, reset_num_timesteps=False)
         recorder.finish_update(last=True)
+    except ValueError as error:
+        # torch refuses probabilities that are not finite, which weights that still are can give.
+        if isinstance(error, InputError) or (finite(model) and "invalid values" not in str(error)):
+            raise
+        raise diverged(run, model.num_timesteps) from None
     finally:
         recorder.writer.close()
         model.get_env().close()
     return model
+
+
+def _hyperparameters(path: Path, envs: int | None) -> Hyperparameters:
+    """Those of a file; what is wrong with --envs is said of --envs."""
+    if envs is None:
+        return read_hyperparameters(path)
+    try:
+        return read_hyperparameters(path, n_envs=envs)
+    except InputError as error:
+        about = f"{path}: n_envs "
+        if not str(error).startswith(about):
+            raise
+        raise InputError(str(error).removeprefix(about), where="--envs") from None
 
 
 def _new_run(
@@ -122,17 +149,18 @@ def _new_run(
     seed: int | None,
     envs: int | None,
     config: Path | None,
-    out: Path | None,
+    out: str | None,
 ) -> Run:
     if scenario is None:
         raise InputError("is missing; name a preset or a YAML file (`pdenv scenario list`)", where="SCENARIO")
     algo = ALGO if algo is None else algo
     check_algorithm(algo)
-    changes = {} if envs is None else {"n_envs": envs}
-    hyperparameters = read_hyperparameters(config or CONFIGS / f"{algo}.yaml", **changes)
+    if out == "":
+        raise InputError("is empty; give the name of a folder", where="--out")
+    hyperparameters = _hyperparameters(CONFIGS / f"{algo}.yaml" if config is None else config, envs)
     loaded = load_scenario(scenario)
     seed = SEED if seed is None else seed
-    folder = out or Path("runs") / f"{loaded.name}-{algo}-{seed}"
+    folder = Path(out) if out else Path("runs") / f"{loaded.name}-{algo}-{seed}"
     return Run(folder, algo, loaded, STEPS if steps is None else steps, seed, hyperparameters)
 
 
@@ -181,7 +209,7 @@ def main(
         typer.Option(metavar="FILE", help="Hyperparameters. [default: agents/configs/ALGO.yaml]", show_default=False),
     ] = None,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="DIR", help="New folder of the run. [default: runs/SCENARIO-ALGO-SEED]"),
     ] = None,
     resume: Annotated[
@@ -203,9 +231,11 @@ def main(
             run = _old_run(resume, **options, config=config, out=out)
         else:
             run = _new_run(**options, config=config, out=out)  # type: ignore[arg-type]
+            check_new(run.folder)
+            try_out(run)
             create_run(run)
         folder.append(run.folder)
-        done = steps_done(run.checkpoint)
+        done = steps_done(run)
         if done >= run.total_steps:
             console().print(f"{run.folder}: finished, {done:,} steps; scoring it")
         else:

@@ -5,13 +5,16 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +29,11 @@ from typer.testing import CliRunner
 import pdenv
 from agents.config import CONFIGS, Hyperparameters, read_hyperparameters
 from agents.evaluate import acting, play, random_acting
+from agents.evaluate import app as evaluate_app
+from agents.plot import app as plot_app
 from agents.policy import PairPolicy
-from agents.rollout import EventTimeRolloutBuffer
-from agents.runs import Run, create_run, load_weights, make_model, make_policy, read_run
+from agents.rollout import EventTimePPO, EventTimeRolloutBuffer
+from agents.runs import Run, create_run, load_weights, make_model, make_policy, read_progress, read_run, steps_done
 from agents.train import app, train
 from pdenv.envs.layout import layout_of
 from pdenv.envs.normalize import normalized_space
@@ -315,7 +320,7 @@ def test_training_teaches(tmp_path):
     train(run)
     policy = make_policy(run)
     start = make_policy(run)
-    load_weights(policy, run.checkpoint)
+    load_weights(policy, run)
     trained, _ = play(acting(policy, deterministic=False), scenario, 2, "three-part")
     untrained, _ = play(acting(start, deterministic=False), scenario, 2, "three-part")
     random, _ = play(random_acting(0), scenario, 2, "three-part")
@@ -356,8 +361,15 @@ def call(*arguments: object):
         ("n_envs: 12", "n_envs is 12; give a multiple of rollouts_per_window, which is 8"),
         ("batch_size: 6399", "batch_size is 6399; of the 6400 steps of an update that leaves a minibatch of 1"),
         ("- n_envs", "holds no mapping"),
-        ("n_envs: [", "is not YAML"),
-        ("!!python/object/apply:os.getcwd []", "is not YAML"),
+        ("torch_threads: 100000000", "torch_threads is 100000000; input should be less than or equal to 1024"),
+        ("n_envs: 100000\nn_steps: 1000000", "n_envs is 100000 and n_steps 1000000; an update has at most"),
+        ("horizon_requests: 100000000000", "horizon_requests is 100000000000; input should be less than"),
+        ("learning_rate: .inf", "learning_rate is inf; input should be a finite number"),
+        ("learning_rate: 1e300", "learning_rate is 1e+300; input should be less than or equal to 1"),
+        ("entropy_coefficient: .nan", "entropy_coefficient is nan; input should be a finite number"),
+        ("reward_scale: 1.0e+300", "reward_scale is 1e+300; input should be less than"),
+        ("hidden: true", "hidden is True; input should be a valid integer"),
+        ("learning_rate: true", "learning_rate is True; input should be a valid number"),
     ],
 )
 def test_a_bad_config_is_one_line(tmp_path, text, message):
@@ -377,6 +389,11 @@ def test_a_bad_config_is_one_line(tmp_path, text, message):
         (["tyo"], "unknown scenario 'tyo'; did you mean 'toy'?"),
         (["toy", "--algo", "maskable-pop"], "--algo: no algorithm 'maskable-pop'; did you mean 'maskable-ppo'?"),
         (["toy", "--config", "missing.yaml"], "missing.yaml: cannot be read"),
+        (["toy", "--envs", 3], "--envs: is 3; give a multiple of rollouts_per_window, which is 8"),
+        (["toy", "--out", ""], "--out: is empty"),
+        (["toy", "--out", "x" * 300], f"{'x' * 300}: cannot be read: file name too long"),
+        (["--resume", "x" * 300], f"{'x' * 300}: cannot be read: file name too long"),
+        (["toy", "--out", __file__], f"{__file__}: exists and is not a folder"),
         (["--resume", "nowhere"], "nowhere: holds no run"),
         (["toy", "--resume", "nowhere"], "--resume: SCENARIO cannot change"),
         (["--resume", "nowhere", "--seed", "3"], "--resume: --seed cannot change"),
@@ -420,14 +437,186 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch):
     assert result.stderr == f"agents.train: interrupted; go on with --resume {tmp_path / 'run'}\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ("n_envs: [", 1, "not valid YAML: "),
+        ("!!python/object/apply:os.getcwd []", 1, "not valid YAML: "),
+        ("hidden: 8\nhidden: 9", 2, "not valid YAML: key 'hidden' is given twice"),
+        ("[" * 20_000, None, "not valid YAML: nested too deeply"),
+    ],
+)
+def test_a_config_that_is_not_yaml_is_one_line(tmp_path, text, line, problem):
+    config = tmp_path / "bad.yaml"
+    config.write_text(text)
+    result = call("toy", "--config", config, "--out", tmp_path / "run")
+    place = f"{config}:{line}" if line else str(config)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"agents.train: {place}: {problem}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_numbers_may_have_exponents_without_a_point(tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text("learning_rate: 1e-4")
+    assert read_hyperparameters(config).learning_rate == 1e-4
+
+
+@pytest.mark.parametrize("reference", ["nope", "colocated"])
+def test_settings_that_do_not_fit_leave_no_folder(tmp_path, reference):
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps({**TINY.model_dump(), "reference": reference}))
+    result = call("toy", "--config", config, "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith("agents.train: ")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("key", ["steps", "seed"])
+@pytest.mark.parametrize("value", ["true", "-1", "1.5"])
+def test_a_run_file_with_odd_numbers_is_damaged(tmp_path, key, value):
+    run = make_run(tmp_path / "run")
+    path = run.folder / "run.yaml"
+    path.write_text(path.read_text().replace(f"\n{key}: {getattr(run, key)}\n", f"\n{key}: {value}\n"))
+    with pytest.raises(InputError, match=f"is damaged; {key} should be a whole number"):
+        read_run(run.folder)
+
+
+def test_training_that_diverges_keeps_its_checkpoint(tmp_path, monkeypatch):
+    shaped = EventTimePPO._shaped
+
+    def explode(self, rewards, infos):
+        return shaped(self, rewards, infos) * (np.inf if self.num_timesteps > 2 * 80 else 1.0)
+
+    monkeypatch.setattr(EventTimePPO, "_shaped", explode)
+    run = make_run(tmp_path / "run")
+    with pytest.raises(InputError, match=r"training diverged by step 240.* the checkpoint at 160 is kept"):
+        train(run)
+    assert steps_done(run) == 160
+
+
+# ---- files that were damaged --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Run:
+    run = make_run(tmp_path_factory.mktemp("finished") / "run", steps=160)
+    train(run)
+    return run
+
+
+@pytest.fixture
+def copied(finished, tmp_path) -> Run:
+    shutil.copytree(finished.folder, tmp_path / "run")
+    return read_run(tmp_path / "run")
+
+
+WEIGHT = "policy/critic.value.weight"
+MOMENT = "optimizer/critic.value.weight/exp_avg_sq"
+
+
+def npz(arrays: dict) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def npy(_: dict) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.zeros(3))
+    return file.getvalue()
+
+
+def members_of_text(arrays: dict) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in arrays:
+            archive.writestr(f"{name}.npy", "text")
+    return file.getvalue()
+
+
+def without(name: str):
+    return lambda arrays: npz({key: value for key, value in arrays.items() if key != name})
+
+
+def having(name: str, value):
+    return lambda arrays: npz({**arrays, name: value(arrays[name]) if callable(value) else np.array(value)})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda _: b"", id="empty"),
+        pytest.param(lambda arrays: npz(arrays)[:2000], id="half"),
+        npy,
+        members_of_text,
+        without("steps"),
+        *(having("steps", value) for value in (80.0, [80], -80, 0, 81, 240, True, "80")),
+        without(WEIGHT),
+        having(WEIGHT, lambda w: w.astype(np.float64)),
+        having(WEIGHT, lambda w: w.T),
+        having(WEIGHT, lambda w: w * np.nan),
+        without(MOMENT),
+        having(MOMENT, lambda w: w[:, :3]),
+        having(MOMENT, lambda w: w.astype(np.int64)),
+        having(MOMENT, lambda w: w - 1),
+    ],
+)
+def test_a_damaged_checkpoint_is_one_line_everywhere(copied, damage):
+    with np.load(copied.checkpoint) as file:
+        arrays = dict(file)
+    copied.checkpoint.write_bytes(damage(arrays))
+    for name, result in {
+        "train": call("--resume", copied.folder),
+        "evaluate": CliRunner().invoke(evaluate_app, [str(copied.folder)]),
+    }.items():
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"agents.{name}: {copied.checkpoint}: is ")
+        assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"\xff\xfe" + data,
+        lambda data: data.replace(b"\n160,", b"\nmany,"),
+        lambda data: data.replace(b"\n160,", b"\n80,"),
+        lambda data: data.replace(b"\n160,", b"\n160,x"),
+        lambda data: data.replace(b"\n160,", b"\n160,1,"),
+        lambda data: data.replace(b"cost", b"costs"),
+        lambda data: b"",
+    ],
+)
+def test_a_damaged_progress_file_is_one_line(copied, tmp_path, damage):
+    copied.progress.write_bytes(damage(copied.progress.read_bytes()))
+    path = copied.folder / "run.yaml"
+    path.write_text(path.read_text().replace("steps: 160", "steps: 320", 1))
+    for name, result in {
+        "train": call("--resume", copied.folder),
+        "plot": CliRunner().invoke(plot_app, [str(copied.folder), "--out", str(tmp_path / "curve.png")]),
+    }.items():
+        assert result.exit_code == 2
+        assert result.stderr == f"agents.{name}: {result.stderr.split(': ', 1)[1]}"
+        assert f"{copied.progress}: is damaged: " in result.stderr
+        assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "curve.png").exists()
+
+
+def test_missing_rows_of_progress_are_told(copied, capsys):
+    copied.progress.write_text("\n".join(copied.progress.read_text().splitlines()[:2]) + "\n")
+    train(dataclasses.replace(copied, steps=320))
+    assert capsys.readouterr().err == f"note: {copied.progress}: lacks 1 of 2 updates; going on without them\n"
+    assert [row["steps"] for row in read_progress(copied, 320)] == ["80", "240", "320"]
+
+
 def test_a_damaged_checkpoint_is_named(tmp_path):
     run = make_run(tmp_path / "run")
     train(run)
     whole = run.checkpoint.read_bytes()
     run.checkpoint.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InputError, match="is damaged"):
-        load_weights(make_policy(run), run.checkpoint)
+        load_weights(make_policy(run), run)
     run.checkpoint.write_bytes(whole)
     wider = dataclasses.replace(run, hyperparameters=run.hyperparameters.model_copy(update={"hidden": 16}))
     with pytest.raises(InputError, match="is of another network"):
-        load_weights(make_policy(wider), run.checkpoint)
+        load_weights(make_policy(wider), wider)
