@@ -128,6 +128,18 @@ def steps_table(rows: list[Raw]) -> str:
     )
 
 
+def steps_note(rows: list[Raw]) -> str:
+    """What bounds the missed targets."""
+    lines = [
+        f"{row['title']}: {100 * row['parts']['engine']:.0f} % of a step is the engine, "
+        f"{100 * row['parts']['observing']:.0f} % observation, mask and accounts, "
+        f"{100 * row['parts']['rest']:.0f} % the rest."
+        for row in rows
+        if row["parts"]
+    ]
+    return "\nWhat bounds the missed targets: " + " ".join(lines) + "\n" if lines else ""
+
+
 def resets_table(row: Raw) -> str:
     """Milliseconds of a reset."""
     return table(
@@ -239,7 +251,7 @@ crosses it. `operating-point` is the preset with its own lengths, tiers, racks a
 of `least-work` and not timed. A sequential decision is four steps. P + P are equal instances as above, layer-wise.
 
 {steps_table(raw["envs"])}
-
+{steps_note(raw["envs"])}
 {resets_table(raw["env_resets"])}
 
 {training_line(raw["env_training"])}
@@ -273,7 +285,7 @@ def tables_of(raw: Raw) -> str:
     """The tables of the rows that were measured."""
     parts = [throughput_table(raw["throughput"]), bounds_table(raw["throughput"])] if raw["throughput"] else []
     parts += [linearity_table(raw["linearity"])] if raw["linearity"] else []
-    parts += [steps_table(raw["envs"])] if raw["envs"] else []
+    parts += [steps_table(raw["envs"]), steps_note(raw["envs"])] if raw["envs"] else []
     parts += [resets_table(raw["env_resets"])] if "env_resets" in raw else []
     parts += [training_line(raw["env_training"])] if "env_training" in raw else []
     parts += [memory_table(raw["memory"])] if "memory" in raw else []

@@ -70,6 +70,18 @@ def test_other_tables_show_the_raw_numbers(raw, page):
     assert raw["date"] in page and raw["machine"]["cpu"] in page and raw["versions"]["numba"] in page
 
 
+def test_environment_steps_are_medians_beside_their_targets(raw, page):
+    assert [row["target"] for row in raw["envs"] if row["target"]] == [40_000, 400_000]
+    for row in raw["envs"]:
+        _, measured, verdict, _ = row_of(page, row["title"])
+        assert int(measured.replace(",", "")) == round(median(row["runs"]))
+        if row["target"]:
+            assert verdict == ("met" if median(row["runs"]) >= row["target"] else "**missed**")
+            assert (row["parts"] is None) == (verdict == "met")
+            assert row["parts"] is None or sum(row["parts"].values()) == pytest.approx(1.0)
+    assert row_of(page, "to a window that is kept")[1] == f"{1e3 * raw['env_resets']['cached_s']:.2f} ms"
+
+
 def test_a_target_is_met_from_exactly_its_number_on(bench, raw):
     row = copy.deepcopy(raw["throughput"][0])
     for rate, verdict in ((row["target"], "met"), (row["target"] - 1.0, "**missed**")):
