@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pdenv.errors import InputError, nearest
-from pdenv.scenario_yaml import _parse as parse_yaml
+from pdenv.scenario_yaml import parse as parse_yaml
 
 CONFIGS = Path(__file__).parent / "configs"
 

@@ -36,7 +36,7 @@ from pdenv.envs.layout import layout_of
 from pdenv.envs.normalize import normalized_space
 from pdenv.errors import InputError, nearest
 from pdenv.scenario import Scenario, load_scenario
-from pdenv.scenario_yaml import _parse as parse_yaml
+from pdenv.scenario_yaml import parse as parse_yaml
 
 ENV_ID = "pdenv/Routing-v0"
 

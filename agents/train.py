@@ -193,7 +193,7 @@ def main(
     scenario: Annotated[
         str | None, typer.Argument(metavar="SCENARIO", help="Name of a preset, or a YAML file.", show_default=False)
     ] = None,
-    algo: Annotated[str | None, typer.Option(metavar="NAME", help=f"Algorithm; only {ALGO} for now.")] = None,
+    algo: Annotated[str | None, typer.Option(metavar="NAME", help=f"Algorithm; only {ALGO}.")] = None,
     steps: Annotated[
         int | None,
         typer.Option(min=1, help=f"Environment steps, rounded up to whole updates. [default: {STEPS:_}]"),

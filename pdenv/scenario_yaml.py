@@ -46,7 +46,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _parse(text: str, where: str) -> tuple[Any, yaml.Node | None]:
+def parse(text: str, where: str) -> tuple[Any, yaml.Node | None]:
     """The data, and the nodes that know their lines."""
     try:
         loader = _Loader(text)
@@ -89,7 +89,7 @@ def _line(node: yaml.Node | None, loc: Loc) -> int | None:
 def read_scenario(model: type[M], presets: Path, name_or_path: str | Path, overrides: Mapping[str, Any]) -> M:
     """A validated scenario; see `pdenv.scenario.load_scenario`."""
     path, where = _find(presets, name_or_path)
-    data, node = _parse(_read(path, where), where)
+    data, node = parse(_read(path, where), where)
     if data is None:
         raise InputError("is empty; a scenario needs at least decode and workload", where=where)
     if not isinstance(data, dict):
@@ -144,7 +144,7 @@ def _override(model: type[BaseModel], data: dict, key: str, value: Any) -> Loc:
     """Set one dotted key in the raw data; returns its location."""
     where = f"override {key}"
     if isinstance(value, str):
-        value = _parse(value, where)[0]
+        value = parse(value, where)[0]
     elif isinstance(value, BaseModel):
         value = value.model_dump(exclude_unset=True)
     loc: Loc = tuple(int(part) if part.isascii() and part.isdigit() else part for part in key.split("."))
