@@ -62,11 +62,15 @@ class Starts:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._own_key = _key_of(settings.scenario)
         self._kept: OrderedDict[tuple, Start] = OrderedDict()
         self._counts: dict[tuple, int | None] = {}
 
     def __getstate__(self) -> dict:
-        return {"settings": self.settings, "_kept": OrderedDict(), "_counts": self._counts}
+        return {**self.__dict__, "_kept": OrderedDict()}
+
+    def _key(self, scenario: Scenario) -> str:
+        return self._own_key if scenario is self.settings.scenario else _key_of(scenario)
 
     def get(self, scenario: Scenario, split: str, window: int, rate_scale: float | str) -> Start:
         """The start of a window, from the cache or made now.
@@ -74,7 +78,7 @@ class Starts:
         Raises:
             InputError: a window that does not exist, a bad trace or rate.
         """
-        key = (_key_of(scenario), split, window, rate_scale)
+        key = (self._key(scenario), split, window, rate_scale)
         found = self._kept.get(key)
         if found is None:
             found = self._kept[key] = make_start(self.settings, scenario, split, window, rate_scale)
@@ -86,7 +90,7 @@ class Starts:
     def count(self, scenario: Scenario, split: str, rate_scale: float | str) -> int | None:
         """Windows to draw from: those that `windows` allows and the trace has; None without a limit."""
         settings = self.settings
-        key = (_key_of(scenario), split, rate_scale)
+        key = (self._key(scenario), split, rate_scale)
         if key not in self._counts:
             sized = scenario.model_copy(update={"window": settings.episode_window(scenario)})
             self._counts[key] = count_windows(sized, split, settings.trace, rate_scale, settings.workload_seed)
@@ -97,13 +101,7 @@ class Starts:
 
 
 def _key_of(scenario: Scenario) -> str:
-    known = _KEYS.get(id(scenario))
-    if known is None or known[0] is not scenario:
-        _KEYS[id(scenario)] = known = (scenario, json.dumps(scenario.model_dump(mode="json"), sort_keys=True))
-    return known[1]
-
-
-_KEYS: dict[int, tuple[Scenario, str]] = {}
+    return json.dumps(scenario.model_dump(mode="json"), sort_keys=True)
 
 
 def make_start(settings: Settings, scenario: Scenario, split: str, window: int, rate_scale: float | str) -> Start:
