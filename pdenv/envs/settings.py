@@ -66,7 +66,6 @@ class Settings:
     replace_illegal: bool
     shuffle_instances: bool
     beta_per_s: float
-    pad: tuple[int, int, int] | None
     interval_s: float | None
 
     @property
@@ -254,6 +253,5 @@ def _settings(
         replace_illegal=_one_of(on_illegal, "on_illegal", ON_ILLEGAL) == "replace",
         shuffle_instances=flag(shuffle_instances, "shuffle_instances"),
         beta_per_s=_number(beta_per_s, "beta_per_s", least=0.0),
-        pad=_rows(layout) if pad is not None else None,
         interval_s=interval_s,
     )
