@@ -6,7 +6,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 INPUTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ray check format bench mutants picture clean
+.PHONY: help setup demo browser test test-ray check format bench mutants picture clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -34,10 +34,21 @@ demo: $(VENV)/installed  ## compare schedulers at the operating point; plots go 
 	@mkdir -p runs
 	$(BIN)/python -m pdenv.sim.compiled
 	$(BIN)/pdenv compare operating-point --policies three-part,greedy,least-work,round-robin,colocated \
-	  --windows 5 --jobs 2 --report runs/demo
+	  --windows 10 --jobs 2 --report runs/demo
 	@echo "Plots and numbers:" && ls -d runs/demo/*
+	@echo "The report, to open in a browser: $(CURDIR)/runs/demo/index.html"
 
-test: $(VENV)/installed-dev  ## run every test
+# The report page is tested in Chromium, which is no Python package.
+browser:
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } > /dev/null && \
+	  command -v chromedriver > /dev/null || { \
+	  echo "Installing Chromium, which tests of the report page need ..."; \
+	  if [ "$$(id -u)" = 0 ]; then root=; else root="sudo -n"; fi; \
+	  command -v apt-get > /dev/null && $$root apt-get update -qq && $$root env DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core > /dev/null; } || \
+	  echo "No Chromium: tests/test_page.py will fail. Install Chromium or Chrome, and chromedriver." >&2
+
+test: $(VENV)/installed-dev browser  ## run every test
 	$(BIN)/python -m pdenv.sim.compiled
 	$(BIN)/python -m pdenv.envs.kernels
 	$(BIN)/python -m pytest -n 2
@@ -58,7 +69,7 @@ $(RAY_VENV)/installed: pyproject.toml constraints-ray.txt
 test-ray: $(RAY_VENV)/installed  ## run the RLlib example, and the environments under Gymnasium 1.2
 	$(RAY_PYTHON) -m pdenv.sim.compiled
 	$(RAY_PYTHON) -m pdenv.envs.kernels
-	$(RAY_PYTHON) -m pytest -n 2 tests/rllib.py tests/test_accrual.py tests/test_envs_api.py tests/test_envs_vector.py
+	$(RAY_PYTHON) -m pytest -n 2 tests/rllib.py tests/ray_compare.py tests/test_accrual.py tests/test_envs_api.py tests/test_envs_vector.py
 
 check: $(VENV)/installed-dev  ## format, lint, types and tests
 	$(BIN)/ruff format --check .
@@ -76,8 +87,11 @@ bench: $(VENV)/installed-dev  ## measure speed and write docs/performance.md
 mutants: $(VENV)/installed-dev  ## break engine lines one at a time; a test must fail each time
 	$(BIN)/python benchmarks/mutants.py
 
-picture: demo  ## draw the picture of the README again
+picture: demo browser  ## draw the pictures of the README again
 	cp runs/demo/operating-point-leaderboard.png docs/img/leaderboard.png
+	$$(command -v chromium || command -v chromium-browser || command -v google-chrome) --headless --no-sandbox \
+	  --disable-gpu --hide-scrollbars --window-size=1280,1930 --virtual-time-budget=5000 \
+	  --screenshot=docs/img/report.png "file://$(CURDIR)/runs/demo/index.html"
 
 clean:  ## remove .venv, runs and caches
 	rm -rf $(VENV) $(RAY_VENV) runs dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,7 +5,11 @@ Instances are compared in ascending order and the first of equals wins, as `min`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pdenv.sim.view import WAIT, RequestView, Route, Scale, View
+
+_MASK = (1 << 64) - 1
 
 
 class FixedPools:
@@ -13,6 +17,26 @@ class FixedPools:
 
     def scale(self, view: View) -> Scale:
         return Scale()
+
+
+class RandomStream:
+    """Uniform integers by splitmix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+
+    def __init__(self, seed: int) -> None:
+        self.state = seed & _MASK
+
+    def draw(self, n: int) -> int:
+        """A uniform integer in [0, n)."""
+        self.state = (self.state + 0x9E3779B97F4A7C15) & _MASK
+        z = self.state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        z ^= z >> 31
+        return (z >> 11) % n
+
+    def pick(self, instances: Sequence[int]) -> int | None:
+        """A uniformly random one of them, or None."""
+        return instances[self.draw(len(instances))] if instances else None
 
 
 def finest_precision(request: RequestView) -> int:

@@ -6,6 +6,7 @@ from pdenv.sim.view import Load, RequestView, View
 from pdenv.topology import ColocatedInstance, DecodeInstance, Profile, StepLaw
 
 SHORTEST_STEP_S = 1e-6
+SPEED_TOKENS = 4096  # length of the prompt by which the speeds of prefill instances are compared
 
 
 def base_seconds(law: StepLaw, x: float) -> float:
@@ -29,6 +30,11 @@ def prefill_seconds(profile: Profile, prompt_tokens: int) -> float:
 def added_prefill_seconds(profile: Profile, prompt_tokens: int) -> float:
     """What a prompt adds to an instance that has work anyway: its step without the fixed part."""
     return prefill_seconds(profile, prompt_tokens) - prefill_seconds(profile, 0)
+
+
+def speed_seconds(view: View, p: int) -> float:
+    """How slow prefill instance p is: what a prompt of SPEED_TOKENS adds to its work."""
+    return added_prefill_seconds(view.cluster.profiles[view.cluster.prefill[p].profile], SPEED_TOKENS)
 
 
 def transfer_seconds(view: View, request: RequestView, p: int, d: int, precision: int) -> float:

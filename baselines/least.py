@@ -1,4 +1,4 @@
-"""Schedulers that send a request where the least of one thing is: requests, or predicted work."""
+"""Schedulers that send a request where the least of one thing is: requests, tokens, or predicted work."""
 
 from __future__ import annotations
 
@@ -34,6 +34,27 @@ class LeastRequests(FixedPools):
 
     def _decode(self, view: View, request: RequestView, precision: int) -> int | None:
         return min(request.decodes[precision], key=lambda d: view.decode[d].requests, default=None)
+
+
+class LeastTokens(FixedPools):
+    """Fewest prompt tokens that wait to be computed; for decode, fewest prompt and predicted tokens.
+
+    Sees that a long prompt is more, but neither that its cost grows faster than its length nor that some GPUs are
+    slower. Dynamo's KV router counts tokens in this way.
+    """
+
+    name = "least-tokens"
+
+    def route(self, view: View, request: RequestView) -> Route:
+        precision = finest_precision(request)
+        prefill = min(request.prefills, key=lambda p: view.prefill[p].tokens, default=None)
+        decode = least_tokens_decode(view, request, precision)
+        return pair_or_else(view, request, prefill, decode, precision)
+
+    def pair(self, view: View, request: RequestView) -> int:
+        decode = least_tokens_decode(view, request, request.wire)
+        assert decode is not None  # asked only where some instance is legal
+        return decode
 
 
 class LeastWork(FixedPools):

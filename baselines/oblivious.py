@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baselines.common import FixedPools, chooses_decode_later, finest_precision, pair_or_else
+from baselines.common import FixedPools, RandomStream, chooses_decode_later, finest_precision, pair_or_else
 from pdenv.sim.view import RequestView, Route, View
-
-_MASK = (1 << 64) - 1
 
 
 class Random(FixedPools):
@@ -19,29 +17,18 @@ class Random(FixedPools):
     name = "random"
 
     def __init__(self, seed: int = 0) -> None:
-        self.state = seed & _MASK
+        self.stream = RandomStream(seed)
 
     def route(self, view: View, request: RequestView) -> Route:
         precision = finest_precision(request)
-        prefill = self._pick(request.prefills)
-        decode = None if chooses_decode_later(view) else self._pick(request.decodes[precision])
+        prefill = self.stream.pick(request.prefills)
+        decode = None if chooses_decode_later(view) else self.stream.pick(request.decodes[precision])
         return pair_or_else(view, request, prefill, decode, precision)
 
     def pair(self, view: View, request: RequestView) -> int:
-        decodes = request.decodes[request.wire]
-        return decodes[self._draw(len(decodes))]
-
-    def _pick(self, instances: Sequence[int]) -> int | None:
-        return instances[self._draw(len(instances))] if instances else None
-
-    def _draw(self, n: int) -> int:
-        """A uniform integer in [0, n): splitmix64 (Steele, Lea and Flood, OOPSLA 2014)."""
-        self.state = (self.state + 0x9E3779B97F4A7C15) & _MASK
-        z = self.state
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-        z ^= z >> 31
-        return (z >> 11) % n
+        decode = self.stream.pick(request.decodes[request.wire])
+        assert decode is not None  # asked only where some instance is legal
+        return decode
 
 
 class RoundRobin(FixedPools):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from baselines.common import chooses_decode_later, colocated_or_wait, finest_precision
 from baselines.estimates import transfer_seconds
 from baselines.kv_aware import KvAwarePairing
+from baselines.scaling import UtilisationScaling
 from pdenv.sim.state import ACTIVE
 from pdenv.sim.view import HOLD, RequestView, Route, Scale, View
 
@@ -93,34 +94,3 @@ class PrecisionByTier:
             if seconds[q] <= self.compress_above_s:
                 return q
         return min(allowed, key=lambda q: seconds[q])
-
-
-class UtilisationScaling:
-    """Prefill pool by demanded compute utilisation, decode pool by memory utilisation, independently.
-
-    Nothing happens inside the (low, high) bands, nor for `quiet_ticks` ticks after an action, so that its
-    effect is seen before the next one. Dynamo's planner, in its `throughput` and `load` modes, scales the two
-    pools by thresholds on the prefill queue and on decode KV memory.
-    """
-
-    def __init__(self, prefill: tuple[float, float], decode: tuple[float, float], quiet_ticks: float) -> None:
-        self.prefill = prefill
-        self.decode = decode
-        self.quiet_ticks = quiet_ticks
-        self.ticks = 0  # since the last action
-
-    def scale(self, view: View) -> Scale:
-        self.ticks += 1
-        if self.ticks <= self.quiet_ticks:
-            return Scale()
-        answer = Scale(_band(view.prefill_demanded, *self.prefill), _band(view.decode_memory, *self.decode))
-        if answer != Scale():
-            self.ticks = 0
-        return answer
-
-
-def _band(value: float, low: float, high: float) -> int:
-    """+1 above the band, −1 below it, 0 inside."""
-    if value > high:
-        return 1
-    return -1 if value < low else 0

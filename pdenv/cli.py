@@ -6,9 +6,12 @@ import csv
 import io
 import math
 import os
+import shlex
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
+    from pdenv.bench.compare import Comparison
     from pdenv.scenario import Scenario
 
 PIPE_WIDTH = 160  # columns of a table that goes into a file or a pipe
@@ -145,7 +149,7 @@ def _check_outputs(json_path: str | None, requests_path: str | None = None, repo
             raise InputError("--json and --requests name the same file", where=requests_path)
     if report is not None:
         atomic.check_directory(report)
-        for name in ("leaderboard.md", "results.json"):
+        for name in ("index.html", "leaderboard.md", "results.csv", "results.json"):
             if os.path.isdir(os.path.join(report, name)):
                 raise InputError(f"holds a folder named {name}; give another folder", where=report)
         if json_path is not None and os.path.realpath(json_path) == os.path.realpath(report):
@@ -192,6 +196,7 @@ Param = Annotated[
     list[str] | None,
     typer.Option("--param", metavar="NAME=VALUE", help="Parameter of the policies that have it; repeatable."),
 ]
+Jobs = Annotated[int, typer.Option(min=1, max=1024, help="Processes; the numbers do not depend on it.")]
 Json = Annotated[
     str | None,
     typer.Option("--json", metavar="FILE|-", help="Write the numbers as JSON; with - only JSON goes to stdout."),
@@ -207,7 +212,10 @@ _NUMBERS = "The numbers:\n\n" + "\n\n".join(f"**{key}**: {text}" for key, text i
 )
 def simulate(
     scenario: Annotated[str, typer.Argument(help="Name of a preset, or a YAML file.")] = "operating-point",
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Scheduler; `pdenv policies` lists them.")] = "three-part",
+    policy: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Scheduler; `pdenv policies` lists them; or whatever `pdenv compare` takes."),
+    ] = "three-part",
     trace: Trace = None,
     rate_scale: RateScale = "1",
     seed: Seed = 0,
@@ -222,13 +230,14 @@ def simulate(
     with _told():
         scale, overrides, params = _rate_scale(rate_scale), _overrides(set_ or []), _params(param or [])
         _check_outputs(json_path, requests)
-        from pdenv.policies import check_policy, parameters_of_each
-        from pdenv.run import simulate as run
+        from pdenv.bench.plugins import Given, find, parameters_of
 
-        check_policy(policy)
-        parameters_of_each([policy], params)
+        with _warned():
+            chosen = find(policy)
+        parameters_of([chosen], params)
         loaded = _loaded(scenario, overrides)
-        result = run(loaded, policy, seed=seed, trace=trace, rate_scale=scale, params=params)
+        chosen.check(params, [loaded])
+        result = chosen.run(Given(loaded, 0, seed, params, trace, scale), series=False)
         for line in result.warnings:
             print(f"pdenv: warning: {line}", file=sys.stderr)
         if requests is not None:
@@ -252,59 +261,110 @@ def compare(
         typer.Argument(metavar="SCENARIO", help="Presets or YAML files (default: operating-point)."),
     ] = None,
     policies: Annotated[
-        str, typer.Option(metavar="A,B,C", help="Schedulers, or all.")
-    ] = "three-part,greedy,least-work,round-robin,colocated",
+        str | None,
+        typer.Option(
+            metavar="A,B,C",
+            help="Schedulers by name, module:Class, an agent.zip of Stable-Baselines3, a folder of agents.train; all "
+            "for all (default: three-part,greedy,least-work,round-robin,colocated; in a suite all).",
+        ),
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Scenarios, windows, seed and tuned parameters of a suite, such as v1."),
+    ] = None,
+    defaults: Annotated[
+        bool, typer.Option("--defaults", help="In a suite: default parameters in place of the tuned ones.")
+    ] = False,
     trace: Trace = None,
     rate_scale: RateScale = "1",
-    seed: Seed = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, max=2**63 - 1, help="Seed of arrivals and policies (default: 0, or the suite's)."),
+    ] = None,
     set_: Set = None,
     param: Param = None,
     windows: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=1,
             max=10_000,
-            help="Disjoint stretches of the workload. One takes a trace whole; more are cut from the last 20 % of its "
-            "requests (the first 60 % are for training, the next 20 % for validation).",
+            help="Disjoint stretches of the workload (default: 1, or the suite's). One takes a trace whole; more are "
+            "cut from the last 20 % of its requests (the first 60 % are for training, the next 20 % for validation).",
         ),
-    ] = 1,
-    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Processes; the numbers do not depend on it.")] = 1,
+    ] = None,
+    jobs: Jobs = 1,
+    backend: Annotated[
+        str, typer.Option(metavar="local|ray", help="Where runs go: processes of this machine, or a Ray cluster.")
+    ] = "local",
     json_path: Json = None,
     report: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Write plots, a Markdown leaderboard and results.json.")
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write a page, pictures, a Markdown leaderboard, results.csv and results.json. Finished runs are kept "
+            "in DIR/runs at once: a comparison that was killed goes on where it stood.",
+        ),
     ] = None,
 ) -> None:
     """Run policies on the same arrivals and print a leaderboard, cheapest first."""
     with _told():
         scale, overrides, params = _rate_scale(rate_scale), _overrides(set_ or []), _params(param or [])
         _check_outputs(json_path, report=report)
+        if suite is not None and overrides:
+            raise InputError("a suite is fixed; leave it out", where="--set")
+        if suite is None and defaults:
+            raise InputError("is for a suite; without one policies have their defaults anyway", where="--defaults")
         from pdenv.bench.compare import compare as run
 
-        loaded = [_loaded(name, overrides) for name in scenarios or ["operating-point"]]
-        with _progress(json_path) as progress:
+        loaded = [_loaded(name, overrides) for name in scenarios or ([] if suite else ["operating-point"])]
+        with _progress(json_path) as progress, _warned():
             comparison = run(
-                loaded,
+                loaded or None,
                 policies,
+                suite=suite,
+                tuned=not defaults,
                 windows=windows,
                 jobs=jobs,
+                backend=backend,
                 seed=seed,
                 trace=trace,
                 rate_scale=scale,
                 params=params,
+                finished=None if report is None else Path(report) / "runs",
                 progress=progress,
+                command=shlex.join(["pdenv", *sys.argv[1:]]),
             )
-        for line in comparison.warnings():
-            print(f"pdenv: warning: {line}", file=sys.stderr)
-        if report is not None:
-            from pdenv.bench.plots import write_report
+        _tell(comparison, json_path, report)
 
-            write_report(comparison, report)
-        if json_path is not None:
-            _write_json(comparison.to_dict(), json_path)
-        if json_path != "-":
-            from pdenv.bench.tables import print_comparison
 
-            print_comparison(comparison, _console())
+def _tell(comparison: Comparison, json_path: str | None, report: str | None) -> None:
+    """Warnings, files and tables of a comparison; exit code 1 if a policy failed."""
+    for line in comparison.warnings():
+        print(f"pdenv: warning: {line}", file=sys.stderr)
+    if report is not None:
+        from pdenv.bench.plots import write_report
+
+        write_report(comparison, report)
+    if json_path is not None:
+        _write_json(comparison.to_dict(), json_path)
+    if json_path != "-":
+        from pdenv.bench.tables import print_comparison
+
+        print_comparison(comparison, _console())
+    if comparison.failures:
+        (scenario, first), *more = comparison.failures
+        rest = f" (and {len(more)} more runs failed)" if more else ""
+        print(f"pdenv: {scenario}: {first}{rest}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _warned() -> Iterator[None]:
+    """Warnings of this package as one line each."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_: print(f"pdenv: warning: {message}", file=sys.stderr)
+        yield
 
 
 @contextmanager
@@ -314,12 +374,90 @@ def _progress(json_path: str | None) -> Iterator[Any]:
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("runs", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task("", total=None)
+
+        def move(done: int, total: int, what: str | float) -> None:
+            shown = what if isinstance(what, str) else f"best cost {what:.4g}"
+            bar.update(task, completed=done, total=total, description=shown)
+
+        yield move
+
+
+@app.command(
+    epilog="Example: `pdenv tune size-interval hetero-links --budget 200`\n\n"
+    "Tuning that was killed goes on where it stood when it is started again."
+)
+def tune(
+    policy: Annotated[
+        str | None, typer.Argument(help="A scheduler with parameters; `pdenv policies` lists them.")
+    ] = None,
+    scenario: Annotated[str | None, typer.Argument(help="Name of a preset, or a YAML file.")] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Store the result with this suite; without a policy, tune every heuristic in all of its scenarios.",
+        ),
+    ] = None,
+    budget: Annotated[int, typer.Option(min=1, max=1_000_000, help="Trials, the defaults among them.")] = 200,
+    windows: Annotated[int, typer.Option(min=1, max=1000, help="Training windows that each trial serves.")] = 3,
+    seed: Seed = 0,
+    jobs: Jobs = 1,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="YAML file of the result (default: tuned/SCENARIO/POLICY.yaml); a folder for a suite."
+        ),
+    ] = None,
+) -> None:
+    """Tune the parameters of a scheduler on training windows."""
+    with _told():
+        if (policy is None) != (scenario is None) or (policy is None and suite is None):
+            raise InputError("name a policy and a scenario, or give --suite", where="pdenv tune")
+        from pdenv.bench import tune as tuning
+
+        root = Path("tuned")
+        frozen = None
+        if suite is not None:
+            from pdenv.bench.suite import load_suite
+
+            frozen = load_suite(suite)
+            root = tuning.TUNED / frozen.version
+        with _progress(None) as progress:
+            if policy is None or scenario is None:
+                assert frozen is not None
+                folder = None if output is None else Path(output)
+                found = tuning.tune_suite(
+                    frozen, budget, windows=windows, seed=seed, jobs=jobs, folder=folder, progress=progress
+                )
+                print(f"tuned {len(found)} policies; results are in {folder or root}")
+                return
+            loaded = _loaded(scenario, {})
+            path = tuning.file_of(policy, loaded.name, root) if output is None else Path(output)
+            best = tuning.tune(
+                loaded, policy, budget, windows=windows, seed=seed, jobs=jobs, output=path, progress=progress
+            )
+        print(f"{best.policy} on {best.scenario}: cost {best.cost:.4g}, {best.default_cost:.4g} with defaults")
+        print(f"{best.trials} trials of {best.windows} training windows; stored in {path}")
+        print(" ".join(f"--param {name}={value:.6g}" for name, value in best.params.items()))
 
 
 @app.command(epilog="Example: `pdenv policies`")

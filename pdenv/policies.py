@@ -1,5 +1,7 @@
 """Policies by name: the compiled rules, and schedulers in Python that installed packages offer.
 
+`greedy+queue` is the compiled rule `greedy` with the scaler `queue` (see `pdenv.sim.rules.SCALERS`).
+
 A package joins by naming a class in the entry-point group `pdenv.policies`:
 
     [project.entry-points."pdenv.policies"]
@@ -19,7 +21,7 @@ import numpy as np
 from pdenv.errors import InputError, nearest
 from pdenv.sim import decisions
 from pdenv.sim.engine import Simulation
-from pdenv.sim.rules import RULES
+from pdenv.sim.rules import RULES, find_rule, is_rule, rule_names
 from pdenv.sim.view import Kind, RequestView, Route, Scale, View, see, see_request
 
 GROUP = "pdenv.policies"
@@ -54,8 +56,9 @@ def policy_names() -> tuple[str, ...]:
 
 def check_policy(name: str) -> None:
     """Raise InputError, with the nearest valid name, for a policy that does not exist."""
-    if name not in policy_names():
-        raise InputError(f"unknown policy '{name}'{nearest(name, policy_names())}", where="policy")
+    if not is_rule(name) and name not in policy_names():
+        known = rule_names(composed=True) if "+" in name else policy_names()
+        raise InputError(f"unknown policy '{name}'{nearest(name, known)}", where="policy")
 
 
 def describe(name: str) -> tuple[str, dict[str, Any]]:
@@ -64,9 +67,9 @@ def describe(name: str) -> tuple[str, dict[str, Any]]:
     Raises:
         InputError: a policy in Python that cannot be loaded.
     """
-    if name in RULES:
-        rule = RULES[name]
-        return rule.summary, {key: default for key, (_, default) in rule.parameters.items()}
+    if is_rule(name):
+        rule = find_rule(name)
+        return rule.summary, {key: parameter.default for key, parameter in rule.parameters.items()}
     made_by, accepted = _load(name)
     defaults = {key: p.default for key, p in accepted.items() if key != "seed" and p.default is not p.empty}
     return (inspect.getdoc(made_by) or "").partition("\n")[0], defaults

@@ -9,7 +9,7 @@ from env_policies import FORMS, make
 
 from pdenv.envs.single import ClusterEnv
 from pdenv.scenario import Scenario, load_scenario
-from pdenv.sim.rules import RULES
+from pdenv.sim.rules import RULES, rule_names
 
 
 def pick(rng: np.random.Generator, *values: Any) -> Any:
@@ -115,8 +115,8 @@ def draw_environment(seed: int) -> ClusterEnv:
         "work_conserving": bool(rng.random() < 0.2),
         "shuffle_instances": bool(rng.random() < 0.3),
         "beta_per_s": pick(rng, 0.0, 0.0, 0.2),
-        "rule": pick(rng, *(name for name in RULES if name != "colocated")),
-        "warm_start": pick(rng, None, "three-part", "random"),
+        "rule": pick(rng, *(name for name in RULES if name != "colocated"), *rule_names(composed=True)),
+        "warm_start": pick(rng, None, "three-part", "random", "greedy+queue"),
         "reference": pick(rng, None, None, "greedy"),
     }
     if kind != "routing":

@@ -83,7 +83,7 @@ def test_version_is_printed():
 
 def test_compare_takes_overrides_a_seed_and_parameters():
     arguments = ("--policies", "three-part,round-robin", "--seed", "5", "--param", "compress_above_s=0.1")
-    runs = json.loads(call("compare", *TOY, *arguments, "--json", "-").stdout)["runs"]
+    runs = [run["summary"] for run in json.loads(call("compare", *TOY, *arguments, "--json", "-").stdout)["runs"]]
     assert [(run["seed"], run["requests"]) for run in runs] == [(5, 40), (5, 40)]
     scenario = pdenv.load_scenario("toy", {"window.requests": 40})
     alone = pdenv.simulate(scenario, "three-part", seed=5, params={"compress_above_s": 0.1}).summary
@@ -114,7 +114,19 @@ def test_compare_writes_json_and_report(tmp_path):
     assert "Operating point" in result.stdout
     board = json.loads(out.read_text())["leaderboards"]["toy"]
     assert {row["policy"] for row in board} == {"three-part", "round-robin"}
-    assert (report / "leaderboard.md").is_file()
+    assert {path.name for path in report.iterdir()} >= {"leaderboard.md", "results.csv", "results.json", "runs"}
+    assert json.loads((report / "results.json").read_text())["command"].startswith("pdenv ")
+
+
+def test_a_second_comparison_takes_the_runs_of_the_first(tmp_path, monkeypatch):
+    arguments = ("compare", *TOY, "--policies", "three-part", "--windows", "2", "--report", str(tmp_path / "out"))
+    first = call(*arguments)
+
+    def never(*_):
+        raise AssertionError("a run started")
+
+    monkeypatch.setattr("pdenv.bench.runner.run_job", never)
+    assert call(*arguments).stdout == first.stdout
 
 
 def test_compare_json_to_stdout_is_only_json():
@@ -139,7 +151,7 @@ def test_scenario_list_schema_and_policies():
     assert [line.split()[0] for line in lines if line and not line.startswith(" ")] == list(policy_names())
 
 
-@pytest.mark.parametrize("command", [("simulate",), ("compare",), ("policies",), ("scenario", "show")])
+@pytest.mark.parametrize("command", [("simulate",), ("compare",), ("tune",), ("policies",), ("scenario", "show")])
 def test_help_has_an_example(command):
     result = call(*command, "--help")
     assert result.exit_code == 0
@@ -185,6 +197,14 @@ def test_python_dash_m_works():
         (("simulate", "toy", "--trace", "/dev/null"), "not a regular file"),
         (("simulate", "toy", "--trace", ""), "the path of the trace is empty"),
         (("compare", "toy", "--json", "/tmp/same", "--report", "/tmp/same"), "same path"),
+        (("compare", "toy", "--suite", "v0"), "v0"),
+        (("compare", "toy", "--suite", "v1", "--set", "window.requests=40"), "--set: a suite is fixed"),
+        (("compare", "toy", "--defaults"), "--defaults: is for a suite"),
+        (("compare", "toy", "--backend", "cloud"), "valid: local, ray"),
+        (("tune", "greedy"), "name a policy and a scenario"),
+        (("tune",), "name a policy and a scenario"),
+        (("tune", "round-robin", "toy"), "has no parameters to tune"),
+        (("tune", "three-prt", "toy"), "did you mean 'three-part'"),
         (("scenario", "show", "nope"), "nope"),
         (("scenario", "validate", "/"), "/"),
     ],

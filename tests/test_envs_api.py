@@ -477,12 +477,12 @@ def test_padding_changes_nothing_but_the_shape(preset):
 
 
 def test_one_padded_environment_serves_clusters_of_other_sizes():
-    env = make("routing", "toy", pad=(5, 4, 2), horizon_requests=20)
+    env = make("routing", "toy", pad=(6, 4, 2), horizon_requests=20)
     for preset in PRESETS:
         play(env, eager_random_policy(0), options={"scenario": preset, "window": 0})
         assert (env.shown["prefill"] >= 0).sum() == len(env.scenario.cluster().prefill)
-    with pytest.raises(InputError, match=r"pad: \(5, 4, 2\) is too small for a cluster of \(6, 2, 1\) instances"):
-        env.reset(options={"scenario": load_scenario("toy", {"prefill.0.count": 6})})
+    with pytest.raises(InputError, match=r"pad: \(6, 4, 2\) is too small for a cluster of \(7, 2, 1\) instances"):
+        env.reset(options={"scenario": load_scenario("toy", {"prefill.0.count": 7})})
 
 
 # ---- traces -----------------------------------------------------------------------------------------------
@@ -576,7 +576,7 @@ def test_an_unknown_setting_names_the_nearest_one():
         ({"window": "first"}, r"window.*'first'"),
         ({"scenario": "toyy"}, "unknown scenario 'toyy'; did you mean 'toy'"),
         ({"rate_scale": 0.0}, r"rate.scale: .*0.0"),
-        ({"scenario": "hetero-links"}, r"is too small for a cluster of \(4, 4, 1\) instances"),
+        ({"scenario": "hetero-links"}, r"is too small for a cluster of \(6, 3, 1\) instances"),
     ],
 )
 def test_a_bad_option_is_one_clear_line_and_leaves_the_environment_usable(options, message):
@@ -597,7 +597,7 @@ def test_scaling_needs_pools_and_knows_no_factors():
 
 def test_the_interval_of_scaling_has_a_default():
     assert make("scaling", "toy").scenario.scaling.interval_s == 2.0  # a twentieth of 200 requests at 5/s
-    assert make("scaling", "hetero-links").scenario.scaling.interval_s == 30.0  # at most
+    assert make("scaling", short("toy", 5000)).scenario.scaling.interval_s == 30.0  # at most
     own = load_scenario("toy", {"scaling.interval_s": 7.0})
     assert make("cluster", own).scenario.scaling.interval_s == 7.0
     assert make("cluster", own, interval_s=3.0).scenario.scaling.interval_s == 3.0

@@ -244,8 +244,8 @@ def test_chosen_shows_what_earlier_stages_have_fixed():
     chosen = {part: column(part, "chosen") for part in ("prefill", "decode")}
     for k, (action, name) in enumerate([(0, "kind"), (2, "prefill"), (1, "decode"), (0, "precision")]):
         assert observation["request"][stage].tolist() == [float(name == other) for other in STAGES]
-        assert observation["prefill"][:, chosen["prefill"]].tolist() == [0.0, 0.0, float(k > 1), 0.0]
-        assert observation["decode"][:, chosen["decode"]].tolist() == [0.0, float(k > 2), 0.0, 0.0]
+        assert observation["prefill"][:, chosen["prefill"]].tolist() == [0.0, 0.0, float(k > 1), 0.0, 0.0, 0.0]
+        assert observation["decode"][:, chosen["decode"]].tolist() == [0.0, float(k > 2), 0.0]
         before = env.simulation.now
         observation, reward, _, _, info = env.step(action)
         if name != "precision":

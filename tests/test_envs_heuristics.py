@@ -57,7 +57,8 @@ def test_a_policy_in_the_cluster_environment_equals_simulate(preset, name, mode)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_scaling_by_utilisation_equals_three_part(preset, mode):
     """The environment's rule routes, the agent scales as the rule would: together they are the rule."""
-    scenario = short(preset, 300, prefill__0__active=1, prefill__0__startup_s=2.0)
+    group = 2 if preset == "hetero-links" else 0  # one of several instances
+    scenario = short(preset, 300, **{f"prefill__{group}__active": 1, f"prefill__{group}__startup_s": 2.0})
     env = make("scaling", scenario, interval_s=1.5, rule="three-part", action_mode=mode, split="test", evaluation=True)
     policy = baselines.ThreePart()
     policy.scaling = UtilisationScaling((0.45, 0.92), (0.25, 0.85), 3.0)
@@ -128,7 +129,7 @@ def test_shuffled_rows_change_nothing_for_a_policy(mode):
     settings = {"action_mode": mode, "split": "test", "evaluation": True, "shuffle_instances": True, "pad": (6, 5, 2)}
     env = make("routing", scenario, **settings)
     ours = records_in_environment(env, baselines.Greedy(), 0)
-    assert not np.array_equal(env.shown["prefill"][:4], np.arange(4))
+    assert not np.array_equal(env.shown["prefill"][:6], np.arange(6))
     assert_same_records(env, ours, 0, baselines.Greedy())
 
 
@@ -197,9 +198,9 @@ def test_a_scheduler_needs_only_the_observation(preset, name, reward, masked):
 )
 def test_a_scheduler_needs_only_the_observation_with_other_rules_of_the_cluster(name, changes):
     settings = {"split": "test", "evaluation": True, "reference": name}
-    env = make("routing", short("hetero-links", 250, 10.0, **changes), **settings)
+    env = make("routing", short("hetero-links", 1000, 10.0, **changes), **settings)
     _, info = play(env, of_agent(OBSERVED[name]()), options={"window": 0})
-    assert abs(info["score"]["better"]) < 0.02
+    assert abs(info["score"]["better"]) < 0.03
 
 
 def test_schedulers_on_observations_take_many_at_once():

@@ -192,7 +192,7 @@ def test_each_policy_takes_the_parameters_that_it_has():
     ("policies", "message"),
     [
         (["kv-aware", "greedy"], "did you mean 'long_tokens'"),
-        (["greedy"], "no parameter 'long_token' in greedy; they have none"),
+        (["least-work"], "no parameter 'long_token' in least-work; they have none"),
     ],
 )
 def test_a_parameter_that_nobody_has_is_refused(policies, message):

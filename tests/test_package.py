@@ -197,7 +197,7 @@ def test_readme_python_example_runs(tmp_path):
 
 def test_readme_environment_example_runs(tmp_path):
     shapes, taken = python(fenced("python")[1], cwd=tmp_path).splitlines()
-    assert "'pair': (4, 4, 5)" in shapes and "Discrete(67" in shapes
+    assert "'pair': (6, 3, 5)" in shapes and "Discrete(75" in shapes
     assert taken.startswith("Choice(kind='pair', prefill=0, decode=0") and "'prefill': -" in taken
 
 
@@ -260,7 +260,7 @@ def test_scheduler_of_the_docs_runs_as_printed_and_by_name(tmp_path):
     page = (ROOT / "docs" / "schedulers.md").read_text()
     example, entry_point = (page.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "toml"))
     lines = python(example, cwd=tmp_path).splitlines()
-    assert [line.split()[0] for line in lines] == ["power-of-two", "least-requests", "random"]
+    assert [line.split()[0] for line in lines] == ["best-of-few", "least-requests", "random"]
 
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "schedulers.py").write_text(example)
@@ -271,15 +271,15 @@ def test_scheduler_of_the_docs_runs_as_printed_and_by_name(tmp_path):
         for name, value in tomllib.loads(entry_point)["project"]["entry-points"]["pdenv.policies"].items()
     )
     (tmp_path / "my_package-1.0.dist-info" / "entry_points.txt").write_text(f"[pdenv.policies]\n{points}\n")
-    (command,) = re.findall(r"`(pdenv compare [^`]*power-of-two[^`]*)`", page)
+    (command,) = re.findall(r"`(pdenv compare [^`]*best-of-few[^`]*)`", page)
     words = [*shlex.split(command), "--set", "window.requests=50", "--json", "-"]
     script = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv = {words!r}\nfrom pdenv.cli import main; main()"
     )
     compared = json.loads(python(script, cwd=tmp_path))
-    assert compared["policies"] == ["power-of-two", "greedy"]
+    assert compared["policies"] == ["best-of-few", "greedy"]
     assert compared["windows"] == 5
-    assert {run["policy"]: run["params"] for run in compared["runs"]} == {"power-of-two": {"choices": 3}, "greedy": {}}
+    assert {run["policy"]: run["params"] for run in compared["runs"]} == {"best-of-few": {"choices": 3}, "greedy": {}}
 
 
 def test_readme_links_lead_somewhere():

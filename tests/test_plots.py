@@ -13,7 +13,7 @@ from matplotlib.patches import Polygon, Rectangle
 from matplotlib.text import Text
 
 from pdenv.bench import plots
-from pdenv.bench.compare import METRICS, Run, Standing
+from pdenv.bench.results import METRICS, Run, Standing
 from pdenv.sim.rules import RULES
 
 
@@ -28,7 +28,9 @@ def standing(
     names = ("prefill_part_s", "transfer_part_s", "decode_part_s")
     mean |= dict(zip(names, parts or (None,) * 3, strict=True))
     mean["joint_tpot_s"] = None if parts is None else sum(parts)
-    ci95 = dict.fromkeys(METRICS) | {"joint_tpot_s": half}
+    low, high = dict.fromkeys(METRICS), dict.fromkeys(METRICS)
+    if half is not None:
+        low["joint_tpot_s"], high["joint_tpot_s"] = sum(parts or ()) - half, sum(parts or ()) + half
     use = {"prefill_utilisation": 0.5, "prefill_demanded_utilisation": 0.5, "decode_memory_utilisation": 0.5}
     summary = {
         "sla": {"ttft_s": 8.0, "tpot_s": 0.05},
@@ -39,7 +41,7 @@ def standing(
     }
     cdf = np.geomspace(0.01, 10, 201).tolist()
     runs = [Run("toy", policy, window, summary, cdf, cdf) for window in range(1 if half is None else 3)]
-    return Standing(policy, mean, ci95, runs)
+    return Standing(policy, "heuristic", mean, low, high, None, None, False, 0, runs)
 
 
 def bars(figure: Figure) -> dict[int, list[tuple[float, float]]]:
@@ -94,7 +96,7 @@ def test_whiskers_are_the_interval_and_stop_at_zero():
     assert spans[1] == (0.0, min(7.0, end))
     assert [line.get_marker() for line in figure.axes[0].lines].count(">") == (end < 7.0)
     assert any("95 % interval" in text for text in texts(figure))
-    assert "2.000 ±0.500" in texts(figure)
+    assert "2.000 [1.500, 2.500]" in texts(figure)
 
 
 def test_one_window_has_no_whiskers():

@@ -27,7 +27,17 @@ def build(**changes: object) -> Scenario:
 
 
 def test_the_presets_are_the_promised_ones():
-    assert scenario_names() == ("hetero-links", "operating-point", "toy")
+    assert scenario_names() == (
+        "burst-scaling",
+        "hetero-gpus",
+        "hetero-links",
+        "homogeneous",
+        "operating-point",
+        "precision-budget",
+        "short-chat",
+        "stale-metrics",
+        "toy",
+    )
 
 
 @pytest.mark.parametrize("name", scenario_names())
@@ -82,11 +92,11 @@ def test_operating_point_is_made_of_unequal_paths_and_is_at_its_gpu_budget():
     assert cluster.layerwise and cluster.layers == 80
 
 
-def test_hetero_links_has_half_of_its_pairs_close():
+def test_hetero_links_has_close_pairs_and_pairs_that_cross_racks():
     cluster = load_scenario("hetero-links").cluster()
     tiers = [TIERS[path.tier] for row in cluster.paths for path in row]
-    assert len(tiers) == 16
-    assert (tiers.count("nvlink"), tiers.count("nic"), tiers.count("rack")) == (2, 6, 8)
+    assert len(tiers) == 18
+    assert (tiers.count("nvlink"), tiers.count("nic"), tiers.count("rack")) == (2, 6, 10)
 
 
 def test_toy_by_hand():
@@ -210,7 +220,7 @@ def test_colocated_twin_has_the_same_gpus_and_no_pools():
     assert [("b200" in name, "h100" in name) for name in names] == [(True, False)] * 5 + [(False, True)] * 2
     # prefill GPUs get all that HBM leaves; decode GPUs keep what the scenario gives them
     assert cluster.colocated[0].kv_bytes == latency.kv_capacity_bytes("llama-3.1-70b", "b200", 8, "fp8")
-    assert cluster.colocated[6].kv_bytes == 320_000_000_000
+    assert cluster.colocated[6].kv_bytes == 360_000_000_000
     assert twin.workload == scenario.workload and twin.sla == scenario.sla
     assert twin.min_cut_bytes_per_s() == 0.0
 

@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 
 import baselines
-from baselines.greedy import _choices, pair_cost
+from baselines.composed import Composed
+from baselines.greedy import PredictedCost, pairs
+from baselines.scaling import FixedScaling, ForecastScaling, QueueScaling, UtilisationScaling
 from pdenv import policies
 from pdenv.errors import InputError
 from pdenv.policies import drive, load_policy, policy_names
 from pdenv.sim.engine import Objective, Simulation
-from pdenv.sim.records import ARRIVAL, COMPLETED, RECORD
-from pdenv.sim.rules import RULES
+from pdenv.sim.records import ARRIVAL, COMPLETED, RECORD, REJECTED
+from pdenv.sim.rules import RULES, SCALERS
 from pdenv.sim.state import ACTIVE
 from pdenv.sim.view import HOLD, WAIT, Route, Scale, see, see_request
 from pdenv.topology import (
@@ -130,13 +132,14 @@ CLUSTERS: dict[str, Cluster] = {
     "tight": cluster(*TIGHT, hold_max_s=0.7, mixed_store=True),
     "stale-tight": cluster(*TIGHTER, scrape_interval_s=0.11, scrape_delay_s=0.05, reserve=1, layerwise=True),
     "elastic": cluster(*ELASTIC, scaling_interval_s=0.5, drain_max_s=0.4, gpu_budget=6),
+    "picky": cluster(*MIXED, allow_reject=True, hold_max_s=3.0),
     "beside": cluster(*(pool[:3] for pool in MIXED), (colocated(), colocated(1, 1)), receive_bypass=True),
     "bound-late": cluster(*TIGHT, (colocated(1),), binding=1),
     "colocated-only": cluster((), (), (colocated(), colocated(), colocated(1, 1))),
 }
 #: Requests a second, near what each cluster can do.
 RATES = {"alike": 26.0, "uneven": 26.0, "stale": 24.0, "tight": 20.0, "stale-tight": 18.0}
-RATES |= {"elastic": 10.0, "beside": 26.0, "bound-late": 20.0, "colocated-only": 6.0}
+RATES |= {"picky": 27.0, "elastic": 10.0, "beside": 26.0, "bound-late": 20.0, "colocated-only": 6.0}
 
 
 @cache
@@ -171,8 +174,9 @@ def twin_run(name: str, policy: policies.Policy) -> Simulation:
     return sim
 
 
-def make_twin(rule: str) -> policies.Policy:
-    return TWINS[rule](SEED) if rule == "random" else TWINS[rule]()
+def make_twin(rule: str, **parameters: float) -> policies.Policy:
+    seeded = "seed" in inspect.signature(TWINS[rule]).parameters
+    return TWINS[rule](SEED) if seeded else TWINS[rule](**parameters)
 
 
 def differing_fields(a: Simulation, b: Simulation) -> dict[str, int]:
@@ -191,6 +195,7 @@ CASES = [
     for name in CLUSTERS
     for rule in RULES
     if (rule == "colocated" or name != "colocated-only") and (rule != "colocated" or CLUSTERS[name].colocated)
+    if name != "picky" or rule in ("admission", "pull", "size-interval")
 ]
 
 
@@ -199,7 +204,51 @@ def test_twin_and_compiled_rule_leave_the_same_records(name: str, rule: str):
     compiled, twin = compiled_run(name, rule), twin_run(name, make_twin(rule))
     assert differing_fields(compiled, twin) == {}
     assert compiled.now == twin.now
-    assert np.count_nonzero(twin.records["status"] == COMPLETED) > 0.9 * N_REQUESTS
+    answered = np.isin(twin.records["status"], (COMPLETED, REJECTED) if name == "picky" else (COMPLETED,))
+    assert np.count_nonzero(answered) > 0.9 * N_REQUESTS
+
+
+#: The twins of the scalers, made with their defaults.
+SCALINGS = {
+    "fixed": FixedScaling,
+    "utilisation": lambda: UtilisationScaling((0.45, 0.92), (0.25, 0.85), 3.0),
+    "queue": QueueScaling,
+    "forecast": ForecastScaling,
+}
+STALE_ELASTIC = replace(CLUSTERS["elastic"], scrape_interval_s=0.3, scrape_delay_s=0.1)
+
+
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize("scaling", SCALERS)
+@pytest.mark.parametrize("route", ["greedy", "pull", "three-part"])
+def test_composed_twin_and_compiled_composition_leave_the_same_records(route: str, scaling: str, stale: bool):
+    rows, where = arrivals("elastic"), STALE_ELASTIC if stale else CLUSTERS["elastic"]
+    compiled = Simulation(where, rows, rule=f"{route}+{scaling}", objective=AIM)
+    compiled.run()
+    twin = Simulation(where, rows, rule=None, objective=AIM)
+    drive(twin, Composed(make_twin(route), SCALINGS[scaling]()))
+    assert differing_fields(compiled, twin) == {}
+    assert (compiled.totals().scalings > 3) == (scaling != "fixed")
+
+
+#: Other than the defaults, for rules whose parameters change what they do and not only how much.
+TUNED = {
+    "greedy": {"prefill_weight": 1.7, "transfer_weight": 0.6, "decode_weight": 5.0},
+    "size-interval": {"cut_tokens": 2000.0, "short_share": 0.3, "spill_s": 0.05, "decode_weight": 3.0},
+    "topology-score": {"link_weight": 6.0, "room_weight_s": 0.3},
+    "conditional": {"local_tokens": 3000.0, "queue_s": 0.3, "local_queue_s": 0.2, "transfer_weight": 2.0},
+    "pull": {"pull_below_s": 0.1, "prefill_weight": 0.5},
+    "admission": {"admit_factor": 0.8, "prefill_weight": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", ["picky", "beside", "stale-tight"])
+@pytest.mark.parametrize("rule", TUNED)
+def test_twin_with_other_parameters_follows_the_compiled_rule_with_them(rule: str, name: str):
+    compiled = Simulation(CLUSTERS[name], arrivals(name), rule=rule, parameters=TUNED[rule], objective=AIM)
+    compiled.run()
+    assert differing_fields(compiled, twin_run(name, make_twin(rule, **TUNED[rule]))) == {}
+    assert differing_fields(compiled, compiled_run(name, rule))
 
 
 def test_pool_rules_fall_back_to_colocated_instances_where_there_are_no_pools():
@@ -270,6 +319,12 @@ def test_runs_use_several_precisions_and_colocated_instances():
     assert set(spied("elastic", "three-part")[1]["wire_precision"]) >= {0, 1, 2}
     assert set(spied("tight", "greedy")[1]["store_precision"]) >= {0, 1, 2}
     assert spied("beside", "greedy")[0].kinds["colocated"] > 20
+    assert spied("beside", "conditional")[0].kinds["colocated"] > 100
+
+
+def test_runs_hold_and_reject():
+    assert spied("picky", "pull")[0].kinds["hold"] > 500
+    assert 20 < spied("picky", "admission")[0].kinds["reject"] < 1000
 
 
 # ---- a small change in a twin is noticed
@@ -288,8 +343,8 @@ class StandingRoundRobin(baselines.RoundRobin):
 
 class FirstOfEqualChoicesReversed(baselines.Greedy):
     def route(self, view, request):
-        choices = [c for c in _choices(request) if c.decode >= 0]
-        costs = [pair_cost(view, request, c.prefill, c.decode, c.precision) for c in choices]
+        choices = list(pairs(request, request.prefills))
+        costs = [PredictedCost().predict(view, request, c) for c in choices]
         best = min(costs, default=None)
         equals = [c for c, cost in zip(choices, costs, strict=True) if cost == best]
         return equals[-1] if len(equals) > 1 else super().route(view, request)
@@ -305,6 +360,16 @@ MUTANTS = [
     ("uneven", baselines.ThreePart(compress_above_s=0.19)),
     ("elastic", baselines.ThreePart(quiet_ticks=2.0)),
     ("elastic", baselines.ThreePart(decode_low=0.2)),
+    ("alike", baselines.SizeInterval(cut_tokens=6000.0)),
+    ("uneven", baselines.SizeInterval(short_share=0.7)),
+    ("uneven", baselines.SizeInterval(spill_s=0.2)),
+    ("picky", baselines.Pull(pull_below_s=0.03)),
+    ("picky", baselines.Admission(admit_factor=1.2)),
+    ("beside", baselines.Conditional(local_tokens=1100.0)),
+    ("beside", baselines.Conditional(queue_s=0.1)),
+    ("uneven", baselines.PowerOfTwo(SEED + 1)),
+    ("uneven", baselines.JoinIdleQueue(SEED + 1)),
+    ("uneven", baselines.TopologyScore(room_weight_s=0.9)),
 ]
 
 
@@ -316,11 +381,17 @@ def test_changed_twin_is_found_out(name: str, mutant: policies.Policy):
 # ---- parameters, names, loading
 
 
+def defaults_of(twin: Any) -> dict[str, float]:
+    return {k: v.default for k, v in inspect.signature(twin).parameters.items() if k != "seed"}
+
+
 def test_every_rule_has_a_twin_with_the_same_parameters_and_defaults():
     assert list(TWINS.keys()) and set(TWINS) == set(RULES)
     for name, twin in TWINS.items():
-        arguments = {k: v.default for k, v in inspect.signature(twin).parameters.items() if k != "seed"}
-        assert arguments == {key: default for key, (_, default) in RULES[name].parameters.items()}
+        assert defaults_of(twin) == {key: it.default for key, it in RULES[name].parameters.items()}
+    assert set(SCALINGS) == set(SCALERS)
+    for name in ("fixed", "queue", "forecast"):
+        assert defaults_of(SCALINGS[name]) == {key: it.default for key, it in SCALERS[name].parameters.items()}
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, **entries: str) -> None:
@@ -333,7 +404,7 @@ def test_outside_policies_are_listed_after_compiled_ones_and_loaded(monkeypatch:
     assert policy_names() == (*RULES, "mine")
     mine = load_policy("mine", {"long_tokens": 9.0}, seed=3)
     assert isinstance(mine, baselines.KvAware) and mine.pairing.long_tokens == 9.0
-    assert load_policy("random", seed=5).state == 5
+    assert load_policy("random", seed=5).stream.state == 5
 
 
 @pytest.mark.parametrize(
@@ -403,10 +474,10 @@ def test_the_example_in_the_docs_runs():
     names: dict[str, Any] = {}
     exec(page.split("```python")[1].split("```")[0], names)
     sim = Simulation(CLUSTERS["bound-late"], arrivals("bound-late")[:50], rule=None)
-    with pytest.raises(InputError, match="policy 'power-of-two'"):  # it chooses decode instances at once
-        drive(sim, names["PowerOfTwo"]())
+    with pytest.raises(InputError, match="policy 'best-of-few'"):  # it chooses decode instances at once
+        drive(sim, names["BestOfFew"]())
     sim = Simulation(CLUSTERS["elastic"], arrivals("elastic")[:300], rule=None)
-    assert drive(sim, names["PowerOfTwo"]())
+    assert drive(sim, names["BestOfFew"]())
 
 
 def test_waiting_for_ever_ends_nothing_and_raises_nothing():

@@ -10,9 +10,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from pdenv.errors import InputError
 from pdenv.workload.config import (
+    DiurnalConfig,
     FixedLengths,
     LengthsConfig,
     LognormalLengths,
+    MixtureLengths,
+    OnOffConfig,
     PredictorConfig,
     QuantileLengths,
     TargetConfig,
@@ -28,8 +31,8 @@ from pdenv.workload.generate import (
     extra_requests,
     fitted_table,
     mark_measured,
-    poisson_arrivals,
     predict_lengths,
+    random_arrivals,
 )
 
 # mean, p50, p90, p99, max of the public traces
@@ -110,6 +113,23 @@ def test_fixed_lengths():
     assert outputs.tolist() == [3] * 4
 
 
+SHORT_LAW = {"kind": "lognormal", "prompt_median_tokens": 200, "prompt_sigma": 0.5, "output_median_tokens": 100,
+             "output_sigma": 0.5}  # fmt: skip
+LONG_LAW = {"kind": "fixed", "prompt_tokens": 30_000, "output_tokens": 7}
+
+
+def test_a_mixture_draws_from_its_parts_by_their_shares():
+    parts = [{"share": 0.9, "lengths": SHORT_LAW}, {"share": 0.1, "lengths": LONG_LAW}]
+    mixture = MixtureLengths.model_validate({"kind": "mixture", "parts": parts})
+    prompts, outputs = draw_lengths(mixture, 100_000, streams(5))
+    long = prompts == 30_000
+    assert long.mean() == pytest.approx(0.1, abs=0.004)
+    assert set(outputs[long]) == {7}
+    assert np.median(prompts[~long]) == pytest.approx(200, rel=0.02)
+    alone = draw_lengths(LognormalLengths.model_validate(SHORT_LAW), 100_000, streams(5))[0]
+    assert np.array_equal(prompts[~long], alone[~long])  # the same deviates, whatever the shares
+
+
 def test_more_requests_only_add_to_the_end():
     lengths = QuantileLengths(kind="quantiles", table="azure-conv")
     few, many = (draw_lengths(lengths, n, streams(4)) for n in (100, 1000))
@@ -121,7 +141,7 @@ def test_more_requests_only_add_to_the_end():
 
 
 def test_arrivals_are_poisson():
-    arrivals = poisson_arrivals(rng(5), 40.0, WindowConfig(requests=200_000))
+    arrivals = random_arrivals(rng(5), 40.0, WindowConfig(requests=200_000))
     gaps = np.diff(arrivals.times_s)
     assert gaps.mean() == pytest.approx(1 / 40, rel=4 / math.sqrt(len(gaps)))
     assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.01)
@@ -132,7 +152,7 @@ def test_arrivals_are_poisson():
 @pytest.mark.parametrize("rate", [0.01, 3.0, 500.0])
 def test_a_window_of_requests_measures_exactly_so_many_after_the_warmup(rate):
     window = WindowConfig(requests=2000, warmup_s=60.0)
-    a = poisson_arrivals(rng(6), rate, window)
+    a = random_arrivals(rng(6), rate, window)
     assert a.measured_to - a.measured_from == 2000
     assert np.all(a.times_s[: a.measured_from] < 60.0)
     assert a.times_s[a.measured_from] >= 60.0
@@ -141,7 +161,7 @@ def test_a_window_of_requests_measures_exactly_so_many_after_the_warmup(rate):
 
 
 def test_a_window_of_time_measures_what_arrives_in_it():
-    a = poisson_arrivals(rng(7), 50.0, WindowConfig(duration_s=100.0, warmup_s=10.0, drain_max_s=5.0))
+    a = random_arrivals(rng(7), 50.0, WindowConfig(duration_s=100.0, warmup_s=10.0, drain_max_s=5.0))
     measured = (a.times_s >= 10.0) & (a.times_s <= 110.0)
     assert a.end_s == 110.0
     assert np.flatnonzero(measured).tolist() == list(range(a.measured_from, a.measured_to))
@@ -149,13 +169,13 @@ def test_a_window_of_time_measures_what_arrives_in_it():
 
 
 def test_load_goes_on_for_the_drain_time_or_to_its_bound():
-    short = poisson_arrivals(rng(8), 50.0, WindowConfig(duration_s=100.0, drain_max_s=20.0))
+    short = random_arrivals(rng(8), 50.0, WindowConfig(duration_s=100.0, drain_max_s=20.0))
     assert len(short.times_s) - short.measured_to == pytest.approx(1000, abs=150)
     assert short.times_s[-1] <= 120.0
-    bounded = poisson_arrivals(rng(8), 50.0, WindowConfig(duration_s=100.0, drain_max_s=1e8))
+    bounded = random_arrivals(rng(8), 50.0, WindowConfig(duration_s=100.0, drain_max_s=1e8))
     assert len(bounded.times_s) - bounded.measured_to == EXTRA_REQUESTS
     assert extra_requests(1e6) == 500_000
-    none = poisson_arrivals(rng(8), 50.0, WindowConfig(duration_s=100.0, drain_max_s=0.0))
+    none = random_arrivals(rng(8), 50.0, WindowConfig(duration_s=100.0, drain_max_s=0.0))
     assert len(none.times_s) == none.measured_to
 
 
@@ -171,13 +191,13 @@ def test_marking_by_hand():
 
 
 def test_another_rate_only_stretches_the_arrivals():
-    slow, fast = (poisson_arrivals(rng(9), rate, WindowConfig(requests=500)) for rate in (2.0, 3.0))
+    slow, fast = (random_arrivals(rng(9), rate, WindowConfig(requests=500)) for rate in (2.0, 3.0))
     assert slow.times_s[:500] * 2.0 == pytest.approx(fast.times_s[:500] * 3.0, rel=1e-12)
 
 
 def test_a_window_too_large_for_memory_is_refused():
     with pytest.raises(InputError, match="window: about 1e\\+14 requests"):
-        poisson_arrivals(rng(), 1e6, WindowConfig(duration_s=1e8))
+        random_arrivals(rng(), 1e6, WindowConfig(duration_s=1e8))
 
 
 # ---- classes and predictions ----------------------------------------------------------------------------
@@ -210,6 +230,7 @@ def test_only_the_oracle_says_it_is_one():
 # ---- configuration --------------------------------------------------------------------------------------
 
 FIXED = {"kind": "fixed", "prompt_tokens": 10, "output_tokens": 5}
+GENERATED = {"rate_per_s": 1, "lengths": FIXED}
 
 
 @pytest.mark.parametrize(
@@ -228,6 +249,14 @@ FIXED = {"kind": "fixed", "prompt_tokens": 10, "output_tokens": 5}
         (WorkloadConfig, {"rate_per_s": 1, "lengths": {"kind": "zipf"}}, "zipf"),
         (WorkloadConfig, {"rate_per_s": 1, "lengths": FIXED, "rate": 2}, "Extra inputs"),
         (WorkloadConfig, {"rate_per_s": 1, "lengths": FIXED, "priority_shares": [0, 0]}, "above 0"),
+        (WorkloadConfig, {**GENERATED, "kind": "on_off"}, "kind: on_off needs on_off"),
+        (WorkloadConfig, {**GENERATED, "kind": "diurnal"}, "kind: diurnal needs diurnal"),
+        (OnOffConfig, {"mean_on_s": 0, "mean_off_s": 1}, "greater than or equal to 0.001"),
+        (OnOffConfig, {"mean_on_s": 1, "mean_off_s": 1, "off_ratio": 2}, "less than or equal to 1"),
+        (DiurnalConfig, {"amplitude": 1.5, "period_s": 60}, "less than or equal to 1"),
+        (DiurnalConfig, {"amplitude": 0.5, "period_s": 60, "phase": 1}, "less than 1"),
+        (MixtureLengths, {"kind": "mixture", "parts": [{"share": 0.5, "lengths": FIXED}]}, "sum to 0.5"),
+        (MixtureLengths, {"kind": "mixture", "parts": []}, "at least 1 item"),
         (QuantileLengths, {"kind": "quantiles", "table": "azure-cnv"}, "did you mean 'azure-conv'"),
         (PredictorConfig, {"kind": "noisy", "sigma": 0}, "makes an oracle"),
         (WindowConfig, {}, "either requests or duration_s"),

@@ -2,277 +2,55 @@
 
 from __future__ import annotations
 
-import math
-import multiprocessing
-import os
-import re
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+import datetime
+import platform
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import numpy as np
-
-from pdenv.definitions import DEFINITIONS
-from pdenv.errors import InputError
-from pdenv.policies import check_policy, parameters_of_each, policy_names
-from pdenv.run import simulate, whole_number
+from pdenv import __version__
+from pdenv.bench.plugins import Contender, Given, find, parameters_of
+from pdenv.bench.results import (
+    CDF_SHARES,
+    METRICS,
+    Comparison,
+    Entry,
+    Failure,
+    Overall,
+    Run,
+    Standing,
+    load,
+    mean_interval,
+)
+from pdenv.bench.runner import BACKENDS, Job, Store, run_all
+from pdenv.bench.tune import stored_params
+from pdenv.errors import InputError, nearest
+from pdenv.policies import policy_names
+from pdenv.run import Series, whole_number
 from pdenv.scenario import Scenario, load_scenario
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 DEFAULT_POLICIES = ("three-part", "greedy", "least-work", "round-robin", "colocated")
+DEFAULT_SCENARIO = "operating-point"
 
-#: Columns of a comparison, and where a summary holds them.
-METRICS: dict[str, tuple[str, ...]] = {
-    "cost": ("cost", "mean"),
-    "joint_tpot_s": ("joint_tpot_s", "mean"),
-    "prefill_part_s": ("joint_tpot_s", "prefill_mean"),
-    "transfer_part_s": ("joint_tpot_s", "transfer_mean"),
-    "decode_part_s": ("joint_tpot_s", "decode_mean"),
-    "tpot_s": ("tpot_s", "mean"),
-    "ttft_p50_s": ("ttft_s", "p50"),
-    "ttft_p99_s": ("ttft_s", "p99"),
-    "slo_attainment": ("slo_attainment",),
-    "goodput_rps": ("goodput_rps",),
-    "prefill_utilisation": ("prefill_utilisation",),
-    "prefill_demanded_utilisation": ("prefill_demanded_utilisation",),
-    "decode_memory_utilisation": ("decode_memory_utilisation",),
-    "network_utilisation": ("network_utilisation",),
-    "min_cut_utilisation": ("link_utilisation", "min_cut"),
-    "compressed_share": ("compressed_share",),
-    "requests": ("requests",),
-    "completed": ("completed",),
-    "gpu_hours": ("gpu_hours",),
-    "cost_usd": ("cost_usd",),
-}
-
-#: What stands in for a pool's number where there are no pools.
-COLOCATED = {
-    "prefill_utilisation": "colocated_utilisation",
-    "decode_memory_utilisation": "colocated_memory_utilisation",
-}
-
-#: Cumulative shares at which a run's TTFT and standard TPOT are kept for plots.
-CDF_SHARES = np.linspace(0.0, 1.0, 201)
-
-#: Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
-_T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
+#: Whose versions are noted.
+_NOTED = ("numpy", "numba", "scipy")
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run of a comparison."""
+def chosen_policies(policies: Sequence[str] | str) -> list[str]:
+    """Names, each once, in the order given; ["all"] for all.
 
-    scenario: Scenario
-    policy: str
-    window: int
-    seed: int
-    trace: str | None
-    rate_scale: float | str
-    span: Literal["whole", "window"]
-    params: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a comparison keeps of one run: small, so that workers can send it back."""
-
-    scenario: str
-    policy: str
-    window: int
-    summary: dict[str, Any]
-    ttft_cdf_s: list[float]  # at CDF_SHARES; empty without a sample
-    tpot_cdf_s: list[float]
-
-
-@dataclass(frozen=True)
-class Standing:
-    """One policy in one scenario over all windows."""
-
-    policy: str
-    mean: dict[str, float | None]  # a value for each of METRICS
-    ci95: dict[str, float | None]  # half width of the 95 % t-interval; None for a single window
-    runs: list[Run]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All runs of a comparison, in order of scenario, policy and window."""
-
-    scenarios: list[str]
-    policies: list[str]
-    windows: int
-    seed: int
-    runs: list[Run]
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """One flat row a (scenario, policy, window): the METRICS."""
-        head = ("scenario", "policy", "window")
-        return [{name: getattr(run, name) for name in head} | _metrics(run.summary) for run in self.runs]
-
-    def to_frame(self) -> pd.DataFrame:
-        """`rows` as a pandas DataFrame (pandas is not a dependency of this package)."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows)
-
-    def leaderboard(self, scenario: str) -> list[Standing]:
-        """Policies by mean cost, cheapest first."""
-        standings = []
-        for policy in self.policies:
-            runs = [run for run in self.runs if (run.scenario, run.policy) == (scenario, policy)]
-            intervals = {name: mean_interval([_metrics(run.summary)[name] for run in runs]) for name in METRICS}
-            mean = {name: interval[0] for name, interval in intervals.items()}
-            standings.append(Standing(policy, mean, {name: i[1] for name, i in intervals.items()}, runs))
-        return sorted(standings, key=lambda s: math.inf if s.mean["cost"] is None else s.mean["cost"])
-
-    def warnings(self) -> list[str]:
-        """One line a kind of warning, as its first run worded it, with the policies it concerns."""
-        first: dict[str, str] = {}
-        policies: dict[str, list[str]] = {}
-        for run in self.runs:
-            for line in run.summary["warnings"]:
-                kind = re.sub(r"\d[\d.e+-]*", "#", f"{run.scenario}: {line}")  # windows differ in numbers only
-                first.setdefault(kind, f"{run.scenario}: {line}")
-                policies.setdefault(kind, []).append(run.policy)
-        named = {kind: list(dict.fromkeys(who)) for kind, who in policies.items()}
-        return [
-            line if len(named[kind]) == len(self.policies) else f"{line} ({', '.join(named[kind])})"
-            for kind, line in first.items()
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `--json` writes: leaderboards, every run's summary, and the definitions once."""
-        boards = {
-            name: [
-                {"policy": s.policy} | {m: {"mean": s.mean[m], "ci95": s.ci95[m]} for m in METRICS}
-                for s in self.leaderboard(name)
-            ]
-            for name in self.scenarios
-        }
-        runs = [{k: v for k, v in run.summary.items() if k != "definitions"} for run in self.runs]
-        return {
-            "scenarios": self.scenarios,
-            "policies": self.policies,
-            "windows": self.windows,
-            "seed": self.seed,
-            "leaderboards": boards,
-            "runs": runs,
-            "definitions": DEFINITIONS,
-        }
-
-
-def _metrics(summary: dict[str, Any]) -> dict[str, Any]:
-    row = {}
-    for name, path in METRICS.items():
-        value: Any = summary
-        for key in path:
-            value = value.get(key)
-        row[name] = summary.get(COLOCATED.get(name, "")) if value is None else value
-    return row
-
-
-def mean_interval(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean and half width of its 95 % t-interval; a None among the values leaves no mean."""
-    if not values or any(value is None for value in values):
-        return None, None
-    n = len(values)
-    if n == 1:
-        return values[0], None
-    degrees = n - 1
-    t = _T95[degrees - 1] if degrees <= len(_T95) else 1.95996 + 2.3723 / degrees + 2.823 / degrees**2
-    sample = np.array(values, dtype=np.float64)
-    return float(sample.mean()), float(t * sample.std(ddof=1) / math.sqrt(n))
-
-
-def _cdf(values: np.ndarray) -> list[float]:
-    sample = values[~np.isnan(values)]
-    return np.quantile(sample, CDF_SHARES).tolist() if sample.size else []
-
-
-def _run(job: Job) -> Run:
-    result = simulate(
-        job.scenario,
-        job.policy,
-        seed=job.seed,
-        trace=job.trace,
-        rate_scale=job.rate_scale,
-        window=job.window,
-        span=job.span,
-        params=job.params,
-    )
-    measured = slice(result.workload.measured_from, result.workload.measured_to)
-    return Run(
-        job.scenario.name,
-        job.policy,
-        job.window,
-        result.summary,
-        _cdf(result.times.ttft_s[measured]),
-        _cdf(result.times.tpot_s[measured]),
-    )
-
-
-def _start_worker() -> None:
-    """An interrupted worker ends without a traceback of its own, and one whose parent is gone ends too."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    parent = multiprocessing.parent_process()
-    if parent is not None and parent.pid is not None:
-        threading.Thread(target=_end_with, args=(parent.pid,), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    """End this process within a second after its parent, which a kill leaves no time to end its workers."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
-
-
-def _run_parallel(jobs: list[Job], workers: int) -> Iterator[tuple[int, Run]]:
-    """(index, run) as they finish. Workers are gone when this ends, however it ends."""
-    before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(min(workers, len(jobs)), multiprocessing.get_context("spawn"), initializer=_start_worker)
-    try:
-        futures = {pool.submit(_run, job): i for i, job in enumerate(jobs)}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-        pool.shutdown()
-    except BrokenProcessPool:
-        raise InputError(
-            "a worker process ended early: out of memory, or a script that calls compare(jobs=…) outside "
-            '`if __name__ == "__main__":`; jobs=1 needs no workers',
-            where="jobs",
-        ) from None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - before:
-            child.terminate()
-
-
-def _chosen_policies(policies: Sequence[str] | str) -> list[str]:
+    Raises:
+        InputError: none, or something that is no name.
+    """
     names = policies.split(",") if isinstance(policies, str) else list(policies)
     if not all(isinstance(name, str) for name in names):
-        message = "are compared by name; offer yours in the entry-point group pdenv.policies, or give it to simulate"
+        message = "are compared by name, or module:Class; or offer yours in the entry-point group pdenv.policies"
         raise InputError(message, where="policies")
     names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
-    if names == ["all"]:
-        return list(policy_names())
     if not names:
         raise InputError("no policy named; for example three-part,greedy", where="policies")
-    for name in names:
-        check_policy(name)
     return names
 
 
@@ -288,52 +66,166 @@ def _loaded(scenarios: Sequence[Scenario | str | Path] | Scenario | str | Path) 
     return loaded
 
 
+def _suite(name: str, scenarios: Any, **fixed: Any) -> tuple[Any, list[Scenario]]:
+    """A suite, and those of its scenarios that were asked for."""
+    from pdenv.bench.suite import load_suite
+
+    suite = load_suite(name)
+    for option, (value, default) in fixed.items():
+        if value != default:
+            raise InputError(f"is fixed in suite {suite.version}; leave it out", where=option)
+    if scenarios is None:
+        return suite, _loaded(suite.scenarios)
+    wanted = _loaded(scenarios)
+    for scenario in wanted:
+        if scenario.name not in suite.scenarios:
+            message = f"suite {suite.version} has no '{scenario.name}'{nearest(scenario.name, suite.scenarios)}"
+            raise InputError(message, where="scenarios")
+        if scenario != load_scenario(scenario.name):
+            message = f"'{scenario.name}' is not as suite {suite.version} has it; leave out what changes it"
+            raise InputError(message, where="scenarios")
+    return suite, wanted
+
+
+def _all_of(suite: Any, scenario: Scenario) -> tuple[str, ...]:
+    """What "all" means."""
+    if suite is None:
+        return policy_names()
+    from pdenv.bench.suite import policies_of
+
+    return tuple(policies_of(suite, scenario.name))
+
+
+def _versions() -> dict[str, str]:
+    found = {"pdenv": __version__, "python": platform.python_version()}
+    for name in _NOTED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
 def compare(
-    scenarios: Sequence[Scenario | str | Path] | Scenario | str | Path = "operating-point",
-    policies: Sequence[str] | str = DEFAULT_POLICIES,
+    scenarios: Sequence[Scenario | str | Path] | Scenario | str | Path | None = None,
+    policies: Sequence[str] | str | None = None,
     *,
-    windows: int = 1,
+    suite: str | None = None,
+    tuned: bool = True,
+    windows: int | None = None,
     jobs: int = 1,
-    seed: int = 0,
+    backend: str = "local",
+    seed: int | None = None,
     trace: str | None = None,
     rate_scale: float | str = 1.0,
     params: dict[str, float] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    finished: str | Path | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+    command: str = "",
 ) -> Comparison:
     """Run every policy on the same windows of every scenario.
 
+    A policy that fails in a window is marked, and the comparison goes on.
+
     Args:
-        policies: names, or one comma-separated string; "all" for all.
-        windows: disjoint stretches of the workload, from two on with intervals. A trace is taken whole for one
-            window, and cut into windows of the scenario's size for more.
+        scenarios: default: those of the suite, else operating-point.
+        policies: names, or one comma-separated string; `docs/benchmark.md` lists what can be named. "all" for all,
+            which in a suite are its heuristics for each scenario. Default: all in a suite, else the best known.
+        suite: a frozen set of scenarios with its seed and windows, such as "v1".
+        tuned: in a suite, heuristics run with the parameters that `pdenv tune` found for it.
+        windows: disjoint stretches of the workload, from two on with intervals (default: the suite's, else 1). A
+            trace is taken whole for one window, and cut into windows of the scenario's size for more.
         jobs: processes. The numbers do not depend on it.
+        backend: "local", or "ray" for a Ray cluster.
+        seed: of arrivals and policies (default: the suite's, else 0).
         params: parameters of policies; each policy takes those that it has.
-        progress: called with (runs done, runs in all).
+        finished: folder in which each finished run is kept at once, and is looked for first.
+        progress: called with (runs done, runs in all, scenario and policy of the latest).
+        command: how the comparison can be had again.
 
     Raises:
         InputError: an unknown name, a number out of range, a scenario or trace that cannot run.
     """
-    for name, value in (("windows", windows), ("jobs", jobs)):
-        if not isinstance(value, Integral) or value < 1:
-            raise InputError(f"is {value!r}; it must be a whole number of at least 1", where=name)
-    windows, jobs, seed = int(windows), int(jobs), whole_number(seed, "seed")
-    loaded, chosen = _loaded(scenarios), _chosen_policies(policies)
-    own = parameters_of_each(chosen, params or {})
+    started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    if backend not in BACKENDS:
+        raise InputError(f"no backend '{backend}'{nearest(str(backend), BACKENDS)}", where="backend")
+    frozen = None
+    if suite is None:
+        loaded = _loaded(DEFAULT_SCENARIO if scenarios is None else scenarios)
+    else:
+        frozen, loaded = _suite(suite, scenarios, trace=(trace, None), rate_scale=(rate_scale, 1.0))
+    windows = _at_least_1((1 if frozen is None else frozen.windows) if windows is None else windows, "windows")
+    jobs = _at_least_1(jobs, "jobs")
+    seed = whole_number((0 if frozen is None else frozen.seed) if seed is None else seed, "seed")
+    wanted = chosen_policies((DEFAULT_POLICIES if frozen is None else "all") if policies is None else policies)
+
+    names = {s.name: _names_for(wanted, frozen, s) for s in loaded}
+    contenders = {name: find(name) for name in dict.fromkeys(name for own in names.values() for name in own)}
+    own = parameters_of(list(contenders.values()), params or {})
+    pairs = [(s, contenders[name]) for s in loaded for name in names[s.name]]
+    stored = _stored(frozen.version, pairs) if frozen is not None and tuned else {}
+    for name, contender in contenders.items():
+        contender.check(own[name], [s for s, other in pairs if other is contender])
     span: Literal["whole", "window"] = "whole" if windows == 1 else "window"
     todo = [
-        Job(scenario, policy, window, seed, trace, rate_scale, span, own[policy])
-        for scenario in loaded
-        for policy in chosen
+        Job(who, Given(s, window, seed, stored.get((s.name, who.name), {}) | own[who.name], trace, rate_scale, span))
+        for s, who in pairs
         for window in range(windows)
     ]
-    report = progress or (lambda done, total: None)
-    report(0, len(todo))
-    # The first run stays here: it compiles the engine once, so that workers find it in the cache.
-    runs = {0: _run(todo[0])}
-    report(1, len(todo))
-    rest = todo[1:]
-    finished = _run_parallel(rest, jobs) if jobs > 1 and rest else ((i, _run(job)) for i, job in enumerate(rest))
-    for i, run in finished:
-        runs[i + 1] = run
-        report(len(runs), len(todo))
-    return Comparison([s.name for s in loaded], chosen, windows, seed, [runs[i] for i in range(len(todo))])
+    store = None if finished is None else Store(Path(finished))
+    return Comparison(
+        scenarios=[s.name for s in loaded],
+        entries=[_entry(contender, own[name], stored) for name, contender in contenders.items()],
+        windows=windows,
+        seed=seed,
+        runs=run_all(todo, jobs, backend, store, progress or (lambda done, total, label: None)),
+        suite=None if frozen is None else frozen.version,
+        command=command,
+        versions=_versions(),
+        started=started,
+    )
+
+
+def _at_least_1(value: Any, name: str) -> int:
+    if not isinstance(value, Integral) or value < 1:
+        raise InputError(f"is {value!r}; it must be a whole number of at least 1", where=name)
+    return int(value)
+
+
+def _stored(suite: str, pairs: list[tuple[Scenario, Contender]]) -> dict[tuple[str, str], dict[str, float]]:
+    """(scenario, policy) → the parameters that a suite holds for a heuristic, or for the base rule of a reference."""
+    return {
+        (scenario.name, who.name): found
+        for scenario, who in pairs
+        if who.rule is not None and (found := stored_params(suite, scenario, who.rule))
+    }
+
+
+def _names_for(wanted: list[str], suite: Any, scenario: Scenario) -> list[str]:
+    """The policies of a scenario; "all" may stand among others."""
+    names: list[str] = []
+    for name in wanted:
+        names += _all_of(suite, scenario) if name == "all" else (name,)
+    return list(dict.fromkeys(names))
+
+
+def _entry(contender: Contender, params: dict[str, float], stored: dict[tuple[str, str], dict[str, float]]) -> Entry:
+    tuned = {scenario: found for (scenario, name), found in stored.items() if name == contender.name}
+    return Entry(contender.name, contender.kind, params, bool(tuned), contender.source, tuned)
+
+
+__all__ = [
+    "CDF_SHARES",
+    "DEFAULT_POLICIES",
+    "METRICS",
+    "Comparison",
+    "Entry",
+    "Failure",
+    "Overall",
+    "Run",
+    "Series",
+    "Standing",
+    "compare",
+    "load",
+    "mean_interval",
+]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pdenv import atomic
-from pdenv.bench.compare import CDF_SHARES, Comparison, Standing, mean_interval
+from pdenv.bench.results import CDF_SHARES, Comparison, Standing, mean_interval, write_results
 from pdenv.bench.tables import LATENCY, RESOURCES, cell, heading, markdown, markdown_definitions
-from pdenv.metrics import DECODE_MEMORY_LIMIT, PREFILL_BUSY_LIMIT, to_json
+from pdenv.metrics import DECODE_MEMORY_LIMIT, PREFILL_BUSY_LIMIT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,6 +38,15 @@ STYLES = {
     "least-requests": Style("#56B4E9", (0, (2.0, 1.5)), 2.0),
     "round-robin": Style("#E69F00", ":", 2.2),
     "random": Style("#999999", (0, (1.0, 3.0)), 2.2),
+    # The same colours in other dashes.
+    "size-interval": Style("#0072B2", "-", 2.9),
+    "pull": Style("#009E73", "--", 2.4),
+    "admission": Style("#D55E00", (0, (3.0, 1.0, 1.0, 1.0)), 2.3),
+    "conditional": Style("#000000", (0, (1.0, 1.5)), 2.1),
+    "topology-score": Style("#CC79A7", "-.", 2.0),
+    "least-tokens": Style("#56B4E9", (0, (8.0, 2.0)), 1.9),
+    "power-of-two": Style("#E69F00", (0, (4.0, 1.5)), 1.8),
+    "join-idle-queue": Style("#999999", (0, (2.0, 3.0)), 1.7),
 }
 #: For policies of others, chosen by their name: the darker half of Tol's muted palette.
 OTHER_STYLES = [
@@ -57,8 +66,8 @@ LONGEST_BAR = 8.0
 COLUMNS = {column.metric: column for column in LATENCY + RESOURCES}
 #: Beside the bars: metric, head, width in units of the narrowest column, whether the interval is shown.
 SIDE_COLUMNS = (
-    ("joint_tpot_s", "joint\nTPOT, s", 1.75, True),
-    ("cost", "cost\n(the order)", 1.75, True),
+    ("joint_tpot_s", "joint\nTPOT, s", 2.5, True),
+    ("cost", "cost\n(the order)", 2.5, True),
     ("tpot_s", "standard\nTPOT, ms", 1.15, False),
     ("ttft_p50_s", "TTFT\nP50, s", 1.0, False),
     ("ttft_p99_s", "TTFT\nP99, s", 1.0, False),
@@ -143,23 +152,23 @@ def _array(values: list[float | None]) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _whisker(axes: Axes, y: float, value: float, half: float) -> None:
+def _whisker(axes: Axes, y: float, low: float, high: float) -> None:
     """A 95 % interval; what is measured is not below 0. An arrow where it leaves the axis."""
-    if not half > 0:
+    if not high > low:
         return
-    low, high, end = max(value - half, 0.0), value + half, axes.get_xlim()[1]
+    low, end = max(low, 0.0), axes.get_xlim()[1]
     axes.plot([low, min(high, end)], [y, y], color="0.15", lw=1.1, solid_capstyle="butt")
     axes.plot([low], [y], "|", color="0.15", ms=6)
     axes.plot([min(high, end)], [y], "|" if high <= end else ">", color="0.15", ms=6 if high <= end else 4)
 
 
-def _bar_limits(total: np.ndarray, half: np.ndarray) -> tuple[float, float]:
+def _bar_limits(total: np.ndarray, high: np.ndarray) -> tuple[float, float]:
     """Length at which bars are cut, and the end of the axis with room for the intervals of the others."""
     known = total[~np.isnan(total)]
     if known.size == 0 or known.max() == 0:
         return 1.0, 1.0
     cut = min(known.max(), LONGEST_BAR * max(known.min(), 1e-9))
-    ends = (total + np.nan_to_num(half))[total <= cut * (1 + 1e-9)]
+    ends = np.fmax(total, high)[total <= cut * (1 + 1e-9)]
     return float(cut), float(1.03 * min(max(ends.max(), cut), 1.6 * cut))
 
 
@@ -178,15 +187,16 @@ def leaderboard_figure(standings: list[Standing], title: str) -> Figure:
     A bar that is cut keeps the proportions of its parts, and a gap through its longest part says that it is cut.
     """
     total = _array([s.mean["joint_tpot_s"] for s in standings])
-    half = _array([s.ci95["joint_tpot_s"] for s in standings])
-    cut, end = _bar_limits(total, half)
+    low = _array([s.low["joint_tpot_s"] for s in standings])
+    high = _array([s.high["joint_tpot_s"] for s in standings])
+    cut, end = _bar_limits(total, high)
     note = "Rows: by mean cost (joint TPOT and penalties for missed limits), cheapest first. "
     note += f"Bars: mean joint TPOT in its three parts{_intervals(standings)}."
     is_cut = total > cut * (1 + 1e-9)
     if is_cut.any():
         note += "\nA bar with a slanted gap is cut short: its parts keep their proportions, the table has its length."
     figure = _figure(11.0, 1.95 + 0.42 * len(standings) + 0.17 * note.count("\n"), title, note)
-    axes, side = figure.subplots(1, 2, width_ratios=(1, 1.12))
+    axes, side = figure.subplots(1, 2, width_ratios=(1, 1.4))
     y = _policy_rows(axes, standings)
     axes.set_xlim(0, end)
     parts = np.array([np.nan_to_num(_array([s.mean[metric] for s in standings])) for metric, *_ in PARTS])
@@ -201,7 +211,7 @@ def leaderboard_figure(standings: list[Standing], title: str) -> Figure:
             longest = int(parts[:, k].argmax())
             _break_mark(axes, starts[longest, k] + parts[longest, k] / 2, k, 0.012 * end)
         else:
-            _whisker(axes, k + 0.4, value, half[k])  # below the bar: a part may be narrower than the line
+            _whisker(axes, k + 0.4, low[k], high[k])  # below the bar: a part may be narrower than the line
     axes.set_xlabel("joint TPOT, s")
     _plain(axes)
     _side_table(side, standings)
@@ -219,7 +229,7 @@ def _side_table(axes: Axes, standings: list[Standing]) -> None:
         axes.text(right, -0.62, head, ha="right", va="bottom", fontsize=8.5, color="0.35")
         for k, standing in enumerate(standings):
             shown = cell(standing, COLUMNS[metric])
-            shown = shown if interval else shown.partition(" ±")[0]
+            shown = shown if interval else shown.partition(" [")[0]
             axes.text(right, k, shown, ha="right", va="center", fontsize=8.5)
 
 
@@ -314,7 +324,7 @@ def _use_panel(axes: Axes, standings: list[Standing], use: Use) -> None:
                 label, end = f"{label} + {stalled:.1f} %", value + stalled
         if use.key == "network_utilisation":
             label += " " + Counter(run.summary["busiest_tier"] for run in standing.runs).most_common(1)[0][0]
-        _whisker(axes, k, value, half)
+        _whisker(axes, k, value - half, value + half)
         end = max(end, value + np.nan_to_num(half))
         axes.text(2 if end > 45 else end + 2, k, label, va="center", fontsize=8.5)
     if use.limit is not None:
@@ -332,23 +342,37 @@ def file_stem(scenario: str) -> str:
 
 
 def write_report(comparison: Comparison, path: str | Path) -> None:
-    """Write `leaderboard.md`, `results.json` and three pictures a scenario into a folder, each file whole.
+    """Write the report of a comparison into a folder, each file whole.
+
+    `index.html` is the page, `leaderboard.md` the same in Markdown with three pictures a scenario, `results.csv` has a
+    row a run, `results.json` everything.
 
     Raises:
         InputError: the folder cannot be written.
     """
-    sections = []
+    from pdenv.bench.page import write_page  # which takes its styles from here
+
     with atomic.directory(path) as folder:
-        for i, scenario in enumerate(comparison.scenarios):
-            standings = comparison.leaderboard(scenario)
-            stem = file_stem(scenario)
-            if stem in [file_stem(other) for other in comparison.scenarios[:i]]:
-                stem = f"{stem}-{i + 1}"
-            title = heading(comparison, scenario)
-            leaderboard_figure(standings, title).savefig(folder / f"{stem}-leaderboard.png")
-            latency_figure(standings, title).savefig(folder / f"{stem}-latency.png")
-            utilisation_figure(standings, title).savefig(folder / f"{stem}-utilisation.png")
-            sections.append(markdown(comparison, scenario, f"{stem}-leaderboard.png"))
+        sections = [_pictures(comparison, scenario, folder) for scenario in comparison.scenarios]
         text = "# Leaderboard\n\n" + "\n".join(sections) + "\n## Definitions\n\n" + markdown_definitions()
         (folder / "leaderboard.md").write_text(text, encoding="utf-8")
-        (folder / "results.json").write_text(to_json(comparison.to_dict()), encoding="utf-8")
+        write_results(comparison, folder)
+        write_page(comparison, folder / "index.html")
+
+
+def _pictures(comparison: Comparison, scenario: str, folder: Path) -> str:
+    """Draw the pictures of a scenario into the folder; its section of the Markdown leaderboard."""
+    standings = comparison.leaderboard(scenario)
+    earlier = [file_stem(other) for other in comparison.scenarios[: comparison.scenarios.index(scenario)]]
+    stem = file_stem(scenario)
+    if stem in earlier:
+        stem = f"{stem}-{len(earlier) + 1}"
+    finished = [s for s in standings if not s.failed]
+    if not finished:
+        return markdown(comparison, scenario)
+    failed = ", ".join(s.policy for s in standings if s.failed)
+    title = heading(comparison, scenario) + (f"; failed: {failed}" if failed else "")
+    leaderboard_figure(finished, title).savefig(folder / f"{stem}-leaderboard.png")
+    latency_figure(finished, title).savefig(folder / f"{stem}-latency.png")
+    utilisation_figure(finished, title).savefig(folder / f"{stem}-utilisation.png")
+    return markdown(comparison, scenario, f"{stem}-leaderboard.png")

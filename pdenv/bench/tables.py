@@ -11,7 +11,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pdenv.bench.compare import Comparison, Standing
+from pdenv.bench.results import BASE, Comparison, Failure, Overall, Standing
+from pdenv.bench.statistics import FEWEST_TO_TELL, ROUGH_BELOW
 from pdenv.definitions import DEFINITIONS
 from pdenv.metrics import percent
 
@@ -26,11 +27,12 @@ class Column:
     head: str
     unit: str  # s, ms, % or nothing
     definition: str  # key of DEFINITIONS
+    interval: bool = False  # shown where there is little room, too
 
 
 LATENCY = (
-    Column("cost", "cost", "", "cost"),
-    Column("joint_tpot_s", "joint TPOT", "s", "joint_tpot_s"),
+    Column("cost", "cost", "", "cost", interval=True),
+    Column("joint_tpot_s", "joint TPOT", "s", "joint_tpot_s", interval=True),
     Column("prefill_part_s", "= prefill", "s", "joint_tpot_s"),
     Column("transfer_part_s", "+ transfer", "s", "joint_tpot_s"),
     Column("decode_part_s", "+ decode", "s", "joint_tpot_s"),
@@ -45,6 +47,13 @@ RESOURCES = (
     Column("decode_memory_utilisation", "decode memory", "%", "decode_memory_utilisation"),
     Column("network_utilisation", "busiest links", "%", "network_utilisation"),
     Column("compressed_share", "KV compressed", "%", "compressed_share"),
+)
+#: Beside the cost: relative to the best heuristic.
+RELATIVE = Column("relative", "vs best", "", "relative", interval=True)
+COLUMNS = (LATENCY[0], RELATIVE, *LATENCY[1:], *RESOURCES)
+RELATIVE_TEXT = (
+    "mean cost over that of the best heuristic, window by window; = marks a tie: no difference found at 5 % "
+    "(exchanging the two policies in each window, Holm's correction for the number of policies)"
 )
 _SCALE = {"ms": 1e3, "%": 100.0}
 
@@ -65,21 +74,48 @@ def number(value: float | None) -> str:
     return f"{value:,.{_decimals(value)}f}" if value else "0"
 
 
-def cell(standing: Standing, column: Column) -> str:
-    """Mean, with the half width of its interval where there are several windows."""
-    value, half = standing.mean[column.metric], standing.ci95[column.metric]
+def cell(standing: Standing, column: Column, every: bool = False) -> str:
+    """Mean, with its interval where there are several windows.
+
+    Args:
+        every: also in columns that leave their interval out where there is little room.
+    """
+    if column is RELATIVE:
+        return relative_cell(standing)
+    name = column.metric
+    value, low, high = standing.mean[name], standing.low[name], standing.high[name]
     if value is None:
         return "–"
-    scale = _SCALE.get(column.unit, 1.0)
-    decimals = 1 if column.unit == "%" else _decimals(value * scale)
-    shown = percent(value).removesuffix(" %") if column.unit == "%" else number(float(value * scale))
-    shown += "" if half is None else f" ±{half * scale:.{decimals}f}"
-    return f"{shown} {_busiest_links(standing)}" if column.metric == "network_utilisation" else shown
+    shown = _shown(value, column.unit)
+    if low is not None and high is not None and (every or column.interval):
+        shown += f" [{_shown(low, column.unit)}, {_shown(high, column.unit)}]"
+    return f"{shown} {_busiest_links(standing)}" if name == "network_utilisation" else shown
+
+
+def _shown(value: float, unit: str) -> str:
+    if unit == "%":
+        return percent(value).removesuffix(" %")
+    return number(float(value * _SCALE.get(unit, 1.0)))
+
+
+def relative_cell(standing: Standing) -> str:
+    """Mean cost over that of the best heuristic, with its interval; "=" marks a tie with it."""
+    if standing.relative is None:
+        return "–"
+    mid, low, high = standing.relative
+    tie = "= " if standing.tied else ""
+    return f"{tie}{mid:.3f}" + ("" if low is None or high is None or low == high else f" [{low:.3f}, {high:.3f}]")
+
+
+def _name(standing: Standing) -> str:
+    """The policy, with what it is if it is no heuristic, and in how many windows it failed."""
+    name = standing.policy if standing.kind == "heuristic" else f"{standing.policy} ({standing.kind})"
+    return f"{name} FAILED {standing.failed}/{len(standing.runs)}" if standing.failed else name
 
 
 def _busiest_links(standing: Standing) -> str:
     """The links that are the busiest in most windows."""
-    return Counter(run.summary["busiest_tier"] for run in standing.runs).most_common(1)[0][0]
+    return Counter(run.summary["busiest_tier"] for run in standing.runs if run.summary).most_common(1)[0][0]
 
 
 def _head(column: Column) -> str:
@@ -89,7 +125,7 @@ def _head(column: Column) -> str:
 
 def _fitting(columns: tuple[Column, ...], standings: list[Standing], width: int) -> list[list[Column]]:
     """Columns in their order, broken into tables that fit the width."""
-    free = width - max(len("policy"), *(len(s.policy) for s in standings)) - 3
+    free = width - max(len("policy"), *(len(_name(s)) for s in standings)) - 3
     groups: list[list[Column]] = [[]]
     used = 0
     for column in columns:
@@ -110,17 +146,35 @@ def _table(columns: list[Column], standings: list[Standing]) -> Table:
         table.add_column(f"{_head(column)}\n{column.unit}".rstrip(), justify="right", no_wrap=True, vertical="bottom")
     for rank, standing in enumerate(standings):
         style = "bold" if rank == 0 else ""
-        table.add_row(standing.policy, *(cell(standing, c) for c in columns), style=style)
+        table.add_row(_name(standing), *(cell(standing, c) for c in columns), style=style)
     return table
 
 
 def heading(comparison: Comparison, scenario: str) -> str:
     """Scenario, workload, number of requests and windows in one line."""
-    run = next(run for run in comparison.runs if run.scenario == scenario)
-    summary = run.summary
+    found = [run.summary for run in comparison.runs if run.scenario == scenario and run.summary]
+    if not found:
+        return f"{scenario}: every policy failed"
+    summary = found[0]
     scale = "" if summary["rate_scale"] == 1.0 else f", arrivals × {summary['rate_scale']:.3g}"
-    windows = "" if comparison.windows == 1 else f", {comparison.windows} windows (mean ± 95 % interval)"
+    windows = "" if comparison.windows == 1 else f", {comparison.windows} windows (mean [95 % interval])"
     return f"{scenario}: {summary['workload']}, {summary['requests']:,} requests measured{scale}{windows}"
+
+
+def caveats(comparison: Comparison) -> list[str]:
+    """What intervals and ties of so many windows are worth, and what parameters policies ran with."""
+    lines = []
+    if comparison.windows == 1:
+        lines.append("One window: no intervals, and no telling of chance; compare at least 10 windows")
+    elif comparison.windows < FEWEST_TO_TELL:
+        lines.append("Intervals are rough, and too few windows to mark ties; compare at least 10 windows")
+    elif comparison.windows < ROUGH_BELOW:
+        lines.append("Intervals of fewer than 10 windows are rough")
+    if comparison.suite is not None:
+        tuned = [entry.name for entry in comparison.entries if entry.tuned]
+        which = f"tuned parameters for {', '.join(tuned)}" if tuned else "default parameters"
+        lines.append(f"Suite {comparison.suite}: {which}")
+    return lines
 
 
 def _state(met: bool | None) -> str:
@@ -149,7 +203,8 @@ def constraint_lines(constraints: dict[str, Any]) -> list[str]:
 
 def operating_point(standings: list[Standing]) -> list[str]:
     """The operating point under the cheapest policy that disaggregates, and who else is in conflict."""
-    split = [s for s in standings if s.runs[0].summary["constraints"]["prefill_busy"]["value"] is not None]
+    whole = [s for s in standings if not s.failed]
+    split = [s for s in whole if s.runs[0].summary["constraints"]["prefill_busy"]["value"] is not None]
     if not split:
         return ["Operating point: no policy here uses separate pools"]
     window = " (window 0)" if len(split[0].runs) > 1 else ""
@@ -164,12 +219,17 @@ def operating_point(standings: list[Standing]) -> list[str]:
 def _definitions(keys: list[str], heads: dict[str, str]) -> Text:
     text = Text(style="dim")
     for key in dict.fromkeys(keys):
-        text.append(heads.get(key, key), style="bold").append(f": {DEFINITIONS[key]}\n")
+        text.append(heads.get(key, key), style="bold").append(f": {_defined(key)}\n")
     return text
+
+
+def _defined(key: str) -> str:
+    return RELATIVE_TEXT if key == RELATIVE.definition else DEFINITIONS[key]
 
 
 _HEADS = {
     "cost": "cost",
+    "relative": "vs best",
     "joint_tpot_s": "joint TPOT",
     "tpot_s": "standard TPOT",
     "ttft_s": "TTFT",
@@ -186,21 +246,61 @@ _HEADS = {
 def leaderboard(comparison: Comparison, scenario: str, width: int) -> RenderableType:
     """The leaderboard of one scenario, its operating-point line below; stacked tables where it is narrow."""
     standings = comparison.leaderboard(scenario)
-    halves = [LATENCY + RESOURCES] if width >= ONE_TABLE_WIDTH else [LATENCY, RESOURCES]
+    split = len(COLUMNS) - len(RESOURCES)
+    halves = [COLUMNS] if width >= ONE_TABLE_WIDTH else [COLUMNS[:split], RESOURCES]
     groups = [group for half in halves for group in _fitting(half, standings, width)]
     title = heading(comparison, scenario)
     tables = [_table(group, standings) for group in groups]
     lines = operating_point(standings)
-    one_line = f"{lines[0]}: {'; '.join(lines[1:])}"
+    one_line = f"{lines[0]}: {'; '.join(lines[1:])}" if lines[1:] else lines[0]
     point = one_line if len(one_line) <= width else "\n  ".join(lines)
-    return Group(Text(title, style="bold"), *tables, Text(point), Text(""))
+    failed = [Text(line, style="red") for line in failure_lines(comparison, scenario)]
+    return Group(Text(title, style="bold"), *tables, *failed, Text(point), Text(""))
+
+
+def failure_lines(comparison: Comparison, scenario: str) -> list[str]:
+    """A line a policy that failed: where first, and in how many windows."""
+    first: dict[str, Failure] = {}
+    for where, failure in comparison.failures:
+        if where == scenario:
+            first.setdefault(failure.policy, failure)
+    counts = {s.policy: f"{s.failed} of {len(s.runs)} windows" for s in comparison.leaderboard(scenario)}
+    return [f"FAILED in {counts[name]}: {failure}" for name, failure in first.items()]
+
+
+def overall_cell(row: Overall) -> str:
+    """Interquartile mean with its interval."""
+    return f"{row.iqm:.3f}" + ("" if row.low is None or row.high is None else f" [{row.low:.3f}, {row.high:.3f}]")
+
+
+def _overall_title(comparison: Comparison) -> str:
+    return f"Across {len(comparison.scenarios)} scenarios: cost relative to {BASE}, interquartile mean"
+
+
+def _overall_table(comparison: Comparison) -> RenderableType | None:
+    rows = comparison.overall()
+    if not rows:
+        return None
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("policy", no_wrap=True)
+    for head in (f"cost / {BASE}", "scenarios"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        name = row.policy if row.kind == "heuristic" else f"{row.policy} ({row.kind})"
+        table.add_row(name, overall_cell(row), str(row.scenarios))
+    return Group(Text(_overall_title(comparison), style="bold"), table)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Every leaderboard, then what the columns mean."""
+    """Every leaderboard, all scenarios together, then what the columns mean."""
     for scenario in comparison.scenarios:
         console.print(leaderboard(comparison, scenario, console.width))
-    console.print(_definitions([c.definition for c in LATENCY + RESOURCES] + ["constraints"], _HEADS))
+    overall = _overall_table(comparison)
+    if overall is not None:
+        console.print(overall)
+    for line in caveats(comparison):
+        console.print(Text(line))
+    console.print(_definitions([c.definition for c in COLUMNS] + ["constraints"], _HEADS))
 
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:
@@ -250,18 +350,29 @@ def _add_parts(table: Table, key: str, value: dict[str, Any]) -> None:
 def markdown(comparison: Comparison, scenario: str, picture: str | None = None) -> str:
     """The leaderboard of one scenario as a Markdown section."""
     standings = comparison.leaderboard(scenario)
-    columns = LATENCY + RESOURCES
-    heads = ["policy", *(f"{c.head.lstrip('=+ ')} ({c.unit})" if c.unit else c.head for c in columns)]
+    heads = ["policy", *(f"{c.head.lstrip('=+ ')} ({c.unit})" if c.unit else c.head for c in COLUMNS)]
     lines = [f"## {heading(comparison, scenario)}", ""]
     if picture:
         lines += [f"![Leaderboard of {scenario}]({picture})", ""]
-    lines += ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * len(columns)]
-    lines += ["| " + " | ".join([s.policy, *(cell(s, c) for c in columns)]) + " |" for s in standings]
+    lines += ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * len(COLUMNS)]
+    rows = [[_name(s), *(cell(s, c, every=True) for c in COLUMNS)] for s in standings]
+    lines += ["| " + " | ".join(part.replace("|", "\\|") for part in row) + " |" for row in rows]
     point, *constraints = operating_point(standings)
-    return "\n".join([*lines, "", point, *([""] if constraints else []), *(f"- {c}" for c in constraints), ""])
+    notes = [*constraints, *failure_lines(comparison, scenario), *caveats(comparison)]
+    return "\n".join([*lines, "", point, *([""] if notes else []), *(f"- {line}" for line in notes), ""])
+
+
+def markdown_overall(comparison: Comparison) -> str:
+    """Policies across scenarios as a Markdown section; empty for one scenario."""
+    rows = comparison.overall()
+    if not rows:
+        return ""
+    lines = [f"## {_overall_title(comparison)}", "", f"| policy | cost / {BASE} | scenarios |", "| --- | ---: | ---: |"]
+    lines += [f"| {row.policy} | {overall_cell(row)} | {row.scenarios} |" for row in rows]
+    return "\n".join([*lines, ""])
 
 
 def markdown_definitions() -> str:
     """What the columns mean, as a Markdown list."""
-    keys = dict.fromkeys(c.definition for c in LATENCY + RESOURCES)
-    return "\n".join(f"- **{_HEADS[key]}**: {DEFINITIONS[key]}" for key in [*keys, "constraints"]) + "\n"
+    keys = dict.fromkeys(c.definition for c in COLUMNS)
+    return "\n".join(f"- **{_HEADS[key]}**: {_defined(key)}" for key in [*keys, "constraints"]) + "\n"

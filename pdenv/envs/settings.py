@@ -17,7 +17,7 @@ from pdenv.errors import InputError, nearest
 from pdenv.metrics import COST_MODES
 from pdenv.scenario import Scenario, load_scenario
 from pdenv.scenario_checks import check
-from pdenv.sim.rules import RULES
+from pdenv.sim.rules import RULES, is_rule
 from pdenv.sim.state import OUTSIDE_PAIR, OUTSIDE_ROUTE, OUTSIDE_SCALE
 from pdenv.workload.config import WindowConfig
 from pdenv.workload.window import SPLITS
@@ -103,6 +103,11 @@ def _one_of(value: Any, name: str, choices: tuple[str, ...] | Mapping[str, Any])
     if value not in choices:
         raise InputError(f"is '{value[:60]}'{nearest(value, choices)}", where=name)
     return value
+
+
+def _rule(value: Any, name: str) -> str:
+    """The name of a compiled rule, plain or ROUTE+SCALER."""
+    return value if isinstance(value, str) and is_rule(value) else _one_of(value, name, tuple(RULES))
 
 
 def whole(value: Any, name: str, least: int, most: int = 2**31 - 1) -> int:
@@ -227,7 +232,6 @@ def _settings(
         raise InputError(f"is of type {type(trace).__name__}; give the path of a file", where="trace")
     checked = _adapted(load(scenario, overrides), kind, _one_of(reward, "reward", COST_MODES), interval_s)
     layout = layout_of(checked.cluster(), action_mode, kind != "scaling", kind != "routing", pad)
-    rules = tuple(RULES)
     for name, chosen in (("rule", rule), ("warm_start", warm_start), ("reference", reference)):
         if isinstance(chosen, str) and chosen == "colocated" and not checked.colocated:
             raise InputError(f"'colocated' needs co-located instances; '{checked.name}' has none", where=name)
@@ -246,9 +250,9 @@ def _settings(
         if horizon_requests is None
         else whole(horizon_requests, "horizon_requests", 1, MOST_REQUESTS),
         horizon_s=None if horizon_s is None else _number(horizon_s, "horizon_s", above=0.0),
-        warm_start=None if warm_start is None else _one_of(warm_start, "warm_start", rules),
-        rule=_one_of(rule, "rule", rules),
-        reference=None if reference is None else _one_of(reference, "reference", rules),
+        warm_start=None if warm_start is None else _rule(warm_start, "warm_start"),
+        rule=_rule(rule, "rule"),
+        reference=None if reference is None else _rule(reference, "reference"),
         work_conserving=flag(work_conserving, "work_conserving"),
         replace_illegal=_one_of(on_illegal, "on_illegal", ON_ILLEGAL) == "replace",
         shuffle_instances=flag(shuffle_instances, "shuffle_instances"),

@@ -13,7 +13,8 @@ from pdenv.sim import records
 from pdenv.sim.block import build_block, handles
 from pdenv.sim.compiled import compiled
 from pdenv.sim.records import ARRIVAL, INSTANCE_TOTALS, Totals, empty_records
-from pdenv.sim.rules import RULES
+from pdenv.sim.rules import find_rule
+from pdenv.sim.rules.rows import WEIGHTS
 from pdenv.sim.state import (
     ACTIVE_SEQ,
     FLOWING,
@@ -61,7 +62,7 @@ class Simulation:
         cluster: plain numbers, see `pdenv.topology`.
         arrivals: (n,) ARRIVAL, sorted by arrival time.
         blocks: int64 prefix-block hashes that `arrivals` points into.
-        rule: name of a compiled scheduler (`pdenv.sim.rules.RULES`), or None: all decisions come from outside.
+        rule: name of a compiled scheduler (see `pdenv.sim.rules.find_rule`), or None: all decisions come from outside.
         parameters: of the rule, by name.
         seed: of the rule's own random stream.
         objective: what cost-minimising rules aim at, and what accrues.
@@ -132,18 +133,18 @@ class Simulation:
         if name is None:
             h["outside"] = OUTSIDE_ROUTE | OUTSIDE_PAIR | OUTSIDE_SCALE
             return
-        if name not in RULES:
-            raise InputError(f"unknown policy '{name}'{nearest(name, RULES)}")
-        rule = RULES[name]
+        rule = find_rule(name)
         h["rule"] = rule.route
         h["scaler"] = rule.scaler
         h["parameter"] = 0.0
-        for row, default in rule.parameters.values():
-            h["parameter"][row] = default
+        for row in WEIGHTS:
+            h["parameter"][row] = 1.0
+        for parameter in rule.parameters.values():
+            h["parameter"][parameter.row] = parameter.default
         for key, value in (parameters or {}).items():
             if key not in rule.parameters:
                 raise InputError(f"policy '{name}' has no parameter '{key}'{nearest(key, rule.parameters)}")
-            h["parameter"][rule.parameters[key][0]] = value
+            h["parameter"][rule.parameters[key].row] = value
 
     @property
     def now(self) -> float:

@@ -97,6 +97,8 @@ def arrive(S):
     if it.prompt > h.largest_pair[it.tier] and it.prompt > h.largest_colocated[it.tier]:
         end_request(S, r, it.arrival_t, TOO_LARGE)
         return
+    if h.scaling_interval_s > 0.0 and h.n_prefill > 0:
+        h.offered_s += predicted_prefill_s(S, prefill(S, 0).profile, it.prompt)
     lists.append(S, lists.GATEWAY_QUEUE, LINK_PREFILL, r)
 
 

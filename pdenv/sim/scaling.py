@@ -412,9 +412,22 @@ def switch_off_drained(S, t):
 
 
 @kernel
+def tokens_at_gateway(S):
+    tokens = np.int64(0)
+    r = queue(S, lists.GATEWAY_QUEUE).head
+    while r >= 0:
+        tokens += request(S, r).prompt
+        r = request(S, r).link_next[LINK_PREFILL]
+    return tokens
+
+
+@kernel
 def note_tick(S):
-    """Pool utilisation over the control interval that has just ended, for scalers."""
+    """Pool utilisation and arrivals over the control interval that has just ended, for scalers."""
     h = header(S)
+    h.tick_waiting_tokens = tokens_at_gateway(S)
+    h.tick_offered_s = h.offered_s
+    h.offered_s = 0.0
     busy = 0.0
     demanded = 0.0
     active = 0.0

@@ -17,6 +17,7 @@ N_PRECISIONS = 4
 MAX_HOPS = 5  # ports on a path
 N_LINKS = 4  # linked lists that a request can be in at once
 MAX_KNOTS = 24
+N_PARAMETERS = 40  # rows of Header.parameter, see rules/rows.py
 
 # Links: which of a request's list pointers a queue uses.
 LINK_PREFILL = 0  # gateway, delivery, prefill queue, co-located queue
@@ -166,6 +167,7 @@ PREFILL = _record(
     ("kicked", i4),  # to be looked at in the next settle
     ("stalled", i4),
     ("flip", i4),  # becomes a decode instance when OFF
+    ("candidate", i4),  # of the rule that is deciding
     ("kv_precision", i4),
     ("gpus", i4),
     ("step_requests", i8),  # the first so many requests of its queue are in the step
@@ -420,7 +422,7 @@ HEADER = _record(
     ("rule", i8),  # compiled rule for the others
     ("scaler", i8),
     ("random", np.uint64),
-    ("parameter", f8, (24,)),
+    ("parameter", f8, (N_PARAMETERS,)),
     ("ttft_limit_s", f8),
     ("tpot_limit_s", f8),
     ("cost_weight", f8, (W_CHURN + 1,)),
@@ -429,7 +431,17 @@ HEADER = _record(
     ("tick_prefill_busy", f8),  # over the last control interval
     ("tick_prefill_demanded", f8),
     ("tick_decode_memory", f8),  # at the tick
+    ("tick_waiting_tokens", i8),  # prompt tokens at the gateway at the tick
+    ("tick_offered_s", f8),  # arrivals of the last control interval: seconds of prefill on prefill instance 0
+    ("offered_s", f8),  # the same since the last tick
     ("scale_quiet", i8),  # ticks since the last scaling action
+    ("spare_prefill_ticks", i8),  # in a row in which the pool could do with one instance fewer
+    ("spare_decode_ticks", i8),
+    ("forecasts", i8),  # ticks that the forecast has seen
+    ("prefill_level", f8),  # of the forecast: seconds of prefill offered a second
+    ("prefill_trend", f8),  # a tick
+    ("decode_level", f8),  # of the forecast: bytes of KV demanded
+    ("decode_trend", f8),  # a tick
     # accounts
     ("arrived", i8),
     ("ended", i8),

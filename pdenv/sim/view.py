@@ -62,6 +62,8 @@ class View:
     prefill_busy: float  # share of the last control interval, in [0, 1]
     prefill_demanded: float  # busy or stalled, the same
     decode_memory: float  # share of the decode pool's KV memory in use at the last control tick
+    waiting_tokens: int  # prompt tokens at the gateway at the last control tick
+    offered_prefill_s: float  # what arrived in the last control interval would take prefill instance 0 by itself, s
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,8 @@ def see(sim: Simulation) -> View:
         prefill_busy=float(h["tick_prefill_busy"]),
         prefill_demanded=float(h["tick_prefill_demanded"]),
         decode_memory=float(h["tick_decode_memory"]),
+        waiting_tokens=int(h["tick_waiting_tokens"]),
+        offered_prefill_s=float(h["tick_offered_s"]),
     )
 
 

@@ -63,7 +63,61 @@ class QuantileLengths(_Frozen):
         return name
 
 
-LengthsConfig = Annotated[FixedLengths | LognormalLengths | QuantileLengths, Field(discriminator="kind")]
+OneLaw = Annotated[FixedLengths | LognormalLengths | QuantileLengths, Field(discriminator="kind")]
+
+
+class MixturePart(_Frozen):
+    """One law of a mixture and how often it is drawn from."""
+
+    share: float = Field(gt=0.0, le=1.0, description="share of all requests, dimensionless; shares sum to 1")
+    lengths: OneLaw = Field(description="law of this part, tokens")
+
+
+class MixtureLengths(_Frozen):
+    """Every request drawn from one of several laws, such as short chats and now and then a document."""
+
+    kind: Literal["mixture"] = Field(description="each request from one of several laws, drawn by their shares")
+    parts: tuple[MixturePart, ...] = Field(min_length=1, description="the laws with their shares, tokens")
+
+    @model_validator(mode="after")
+    def _whole(self) -> MixtureLengths:
+        total = sum(part.share for part in self.parts)
+        if abs(total - 1.0) > 1e-6:
+            raise ValueError(f"shares of parts sum to {total:g}; they must sum to 1")
+        return self
+
+
+LengthsConfig = Annotated[
+    FixedLengths | LognormalLengths | QuantileLengths | MixtureLengths, Field(discriminator="kind")
+]
+
+
+class OnOffConfig(_Frozen):
+    """Bursts: the rate jumps between a high and a low value, each kept for an exponentially distributed time.
+
+    A Markov-modulated Poisson process of two states, as it is in the long run. `rate_per_s` is its mean, so that the
+    high rate is rate_per_s × (on + off) / (on + off × off_ratio), with the mean durations on and off.
+    """
+
+    mean_on_s: float = Field(ge=1e-3, le=1e8, description="mean duration of a burst, s")
+    mean_off_s: float = Field(ge=1e-3, le=1e8, description="mean time between two bursts, s")
+    off_ratio: float = Field(
+        default=0.0, ge=0.0, le=1.0, description="rate between bursts / rate in a burst, dimensionless; 0: silence"
+    )
+
+
+class DiurnalConfig(_Frozen):
+    """A rate that rises and falls as a sine: rate_per_s × (1 + amplitude × sin(2π (t / period_s + phase)))."""
+
+    amplitude: float = Field(gt=0.0, le=1.0, description="(highest rate − mean) / mean, dimensionless")
+    period_s: float = Field(ge=1e-3, le=1e8, description="time from one peak to the next, s")
+    phase: float | None = Field(
+        default=None,
+        ge=0.0,
+        lt=1.0,
+        description="where in a period a window starts, as a share of it from the rising mean on, dimensionless; "
+        "default: drawn for each window",
+    )
 
 
 class PredictorConfig(_Frozen):
@@ -97,15 +151,20 @@ class PredictorConfig(_Frozen):
 
 
 class WorkloadConfig(_Frozen):
-    """What arrives: Poisson arrivals with lengths from a law, or a recorded trace."""
+    """What arrives: requests at random times with lengths from a law, or a recorded trace."""
 
-    kind: Literal["poisson", "trace"] = Field(default="poisson", description="generated or recorded arrivals (no unit)")
+    kind: Literal["poisson", "on_off", "diurnal", "trace"] = Field(
+        default="poisson",
+        description="generated at a steady rate, in bursts or in a daily rhythm, or recorded arrivals (no unit)",
+    )
     rate_per_s: float | None = Field(
         default=None, gt=0.0, le=1e6, description="mean arrival rate of generated arrivals, requests/s"
     )
     lengths: LengthsConfig | None = Field(
         default=None, description="law of prompt and output lengths of generated arrivals, tokens"
     )
+    on_off: OnOffConfig | None = Field(default=None, description="bursts of `kind: on_off` (no unit)")
+    diurnal: DiurnalConfig | None = Field(default=None, description="rhythm of `kind: diurnal` (no unit)")
     trace: Path | None = Field(
         default=None,
         description="recorded arrivals (a file, no unit): Azure LLM inference CSV, Mooncake JSONL, or a CSV "
@@ -128,7 +187,12 @@ class WorkloadConfig(_Frozen):
 
     @model_validator(mode="after")
     def _complete(self) -> WorkloadConfig:
-        needed = ("trace",) if self.kind == "trace" else ("rate_per_s", "lengths")
+        needed = {
+            "poisson": ("rate_per_s", "lengths"),
+            "on_off": ("rate_per_s", "lengths", "on_off"),
+            "diurnal": ("rate_per_s", "lengths", "diurnal"),
+            "trace": ("trace",),
+        }[self.kind]
         missing = [name for name in needed if getattr(self, name) is None]
         if missing:
             raise ValueError(f"kind: {self.kind} needs {' and '.join(missing)}")

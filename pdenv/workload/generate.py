@@ -1,4 +1,4 @@
-"""Generated requests: Poisson arrivals, length laws, quality tiers, priorities and predicted lengths.
+"""Generated requests: random arrivals, length laws, quality tiers, priorities and predicted lengths.
 
 Every quantity draws from a random stream of its own, one number a request, so that two scenarios with the
 same seed share them as far as they can (common random numbers): another rate moves the arrivals and leaves
@@ -24,9 +24,12 @@ from pdenv.workload.config import (
     FixedLengths,
     LengthsConfig,
     LognormalLengths,
+    MixtureLengths,
+    OneLaw,
     PredictorConfig,
     WindowConfig,
 )
+from pdenv.workload.rhythm import Rhythm
 
 #: Load that may go on after the measured requests: a share of the requests up to there, and at least so many.
 EXTRA_SHARE = 0.5
@@ -47,6 +50,8 @@ class Streams:
     tiers: np.random.Generator
     priorities: np.random.Generator
     predictor: np.random.Generator
+    modulation: np.random.Generator  # of the arrival rate over time
+    parts: np.random.Generator  # of a mixture of length laws
 
     @classmethod
     def of(cls, seed: np.random.SeedSequence) -> Streams:
@@ -88,10 +93,18 @@ class Arrivals:
     end_s: float  # last instant at which a measured request may arrive, s
 
 
-def poisson_arrivals(rng: np.random.Generator, rate_per_s: float, window: WindowConfig) -> Arrivals:
+def random_arrivals(
+    rng: np.random.Generator, rate_per_s: float, window: WindowConfig, rhythm: Rhythm | None = None
+) -> Arrivals:
     """Poisson arrivals of a window and the load that goes on after it.
 
     The load goes on for `window.drain_max_s` but for at most `extra_requests` requests.
+
+    Args:
+        rng: draws the gaps between arrivals.
+        rate_per_s: mean rate, requests/s.
+        window: which arrivals are measured.
+        rhythm: how the rate changes over time; None: not at all.
     """
     before = rate_per_s * window.warmup_s
     measured = window.requests or rate_per_s * (window.duration_s or 0.0)
@@ -106,10 +119,18 @@ def poisson_arrivals(rng: np.random.Generator, rate_per_s: float, window: Window
         times = np.cumsum(gaps)
         with np.errstate(divide="ignore", over="ignore"):  # next to no rate: no arrival in any time
             times /= rate_per_s
+        if rhythm is not None:
+            times = rhythm.real_time(times)
         marked = mark_measured(times, window)
-        if marked is not None:
+        if marked is not None and (rhythm is None or _load_goes_on(times, marked, window)):
             return marked
         gaps = np.concatenate([gaps, rng.standard_exponential(len(gaps))])
+
+
+def _load_goes_on(times_s: np.ndarray, marked: Arrivals, window: WindowConfig) -> bool:
+    """Whether the arrivals reach the end of the load after the window: in a burst more come than on average."""
+    enough = len(marked.times_s) - marked.measured_to >= extra_requests(marked.measured_to)
+    return enough or float(times_s[-1]) > marked.end_s + window.drain_max_s
 
 
 def mark_measured(times_s: np.ndarray, window: WindowConfig) -> Arrivals | None:
@@ -146,8 +167,23 @@ def extra_requests(requests: float) -> int:
 def draw_lengths(lengths: LengthsConfig, n: int, streams: Streams) -> tuple[np.ndarray, np.ndarray]:
     """`(n,)` prompt and `(n,)` output lengths, int64 tokens."""
     if isinstance(lengths, FixedLengths):
-        return np.full(n, lengths.prompt_tokens, np.int64), np.full(n, lengths.output_tokens, np.int64)
+        return _of_law(lengths, np.zeros(n), np.zeros(n))
     z_prompt, z_output = streams.prompts.standard_normal(n), streams.outputs.standard_normal(n)
+    if not isinstance(lengths, MixtureLengths):
+        return _of_law(lengths, z_prompt, z_output)
+    part = draw_classes([p.share for p in lengths.parts], n, streams.parts)
+    prompts, outputs = np.empty(n, np.int64), np.empty(n, np.int64)
+    for k, law in enumerate(lengths.parts):
+        rows = part == k
+        prompts[rows], outputs[rows] = _of_law(law.lengths, z_prompt[rows], z_output[rows])
+    return prompts, outputs
+
+
+def _of_law(lengths: OneLaw, z_prompt: np.ndarray, z_output: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Prompt and output lengths, `(n,)` int64 tokens, at `(n,)` independent standard normal deviates."""
+    if isinstance(lengths, FixedLengths):
+        n = len(z_prompt)
+        return np.full(n, lengths.prompt_tokens, np.int64), np.full(n, lengths.output_tokens, np.int64)
     if isinstance(lengths, LognormalLengths):
         prompts = lengths.prompt_median_tokens * np.exp(lengths.prompt_sigma * z_prompt)
         outputs = lengths.output_median_tokens * np.exp(lengths.output_sigma * z_output)

@@ -30,10 +30,11 @@ from pdenv.workload.generate import (
     draw_classes,
     draw_lengths,
     mark_measured,
-    poisson_arrivals,
     predict_lengths,
+    random_arrivals,
 )
 from pdenv.workload.load import offered_prefill_load
+from pdenv.workload.rhythm import rhythm_of
 from pdenv.workload.traces import MOONCAKE_BLOCK_TOKENS, Trace, read_trace
 
 if TYPE_CHECKING:
@@ -235,8 +236,8 @@ def _generated(scenario: Scenario, streams: Streams, rate_scale: float | str) ->
     if math.isinf(rate_per_s):
         raise InputError(f"{scale:.4g} makes the arrival rate infinite; give a smaller factor", where="rate scale")
     table = getattr(workload.lengths, "table", workload.lengths.kind)
-    source = f"poisson {rate_per_s:.4g}/s, {table}"
-    marked = poisson_arrivals(streams.arrivals, rate_per_s, scenario.window)
+    source = f"{workload.kind} {rate_per_s:.4g}/s, {table}"
+    marked = random_arrivals(streams.arrivals, rate_per_s, scenario.window, rhythm_of(workload, streams.modulation))
     _check_last(float(marked.times_s[-1]) if len(marked.times_s) else 0.0, 1.0, source)
     prompts, outputs = draw_lengths(workload.lengths, len(marked.times_s), streams)
     rows = _rows(prompts)

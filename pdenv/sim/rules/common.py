@@ -27,7 +27,9 @@ from pdenv.sim.state import (
     request,
     seen,
 )
-from pdenv.sim.steps import decode_base_seconds
+from pdenv.sim.steps import decode_base_seconds, prefill_seconds
+
+SPEED_TOKENS = 4096  # length of the prompt by which the speeds of prefill instances are compared
 
 
 @kernel
@@ -69,6 +71,26 @@ def least_work_prefill(S, r):
     best = np.int64(-1)
     for p in range(header(S).n_prefill):
         if (best < 0 or seen_prefill(S, p).work_s < seen_prefill(S, best).work_s) and prefill_legal(S, r, p):
+            best = p
+    return best
+
+
+@kernel
+def mark_legal(S, r):
+    """Make the legal prefill instances the candidates; how many they are."""
+    n = np.int64(0)
+    for p in range(header(S).n_prefill):
+        prefill(S, p).candidate = 1 if prefill_legal(S, r, p) else 0
+        n += prefill(S, p).candidate
+    return n
+
+
+@kernel
+def least_work_candidate(S):
+    """The candidate with the least predicted work, or −1."""
+    best = np.int64(-1)
+    for p in range(header(S).n_prefill):
+        if prefill(S, p).candidate and (best < 0 or seen_prefill(S, p).work_s < seen_prefill(S, best).work_s):
             best = p
     return best
 
@@ -148,6 +170,19 @@ def iteration_estimate_s(S, b, r):
     law = profile(S, box.profile)
     sequences = min(known.requests + 1, box.max_batch)
     return decode_base_seconds(S, box.profile, sequences) + law.decode_c[box.store] * tokens
+
+
+@kernel
+def whole_prefill_s(S, p, r):
+    """Step of the whole prompt on prefill instance p, s."""
+    n = request(S, r).prompt
+    return prefill_seconds(S, profile_of_prefill(S, p), n, float(n) ** 2)
+
+
+@kernel
+def speed_s(S, p):
+    """How slow prefill instance p is: what a prompt of SPEED_TOKENS adds to its work, s."""
+    return predicted_prefill_s(S, profile_of_prefill(S, p), SPEED_TOKENS)
 
 
 @kernel

@@ -1,10 +1,10 @@
-"""Rules that weigh prefill, link and decode together: KV-aware pairing, greedy, three-part."""
+"""Rules that weigh prefill, link and room for KV: KV-aware pairing, topology score, three-part."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from pdenv.sim.gateway import colocated_legal, decode_legal, may_hold, precision_allowed, prefill_legal
+from pdenv.sim.gateway import decode_legal, may_hold, precision_allowed, prefill_legal
 from pdenv.sim.layout import kernel
 from pdenv.sim.rules.common import (
     act_colocated_or_wait,
@@ -16,35 +16,12 @@ from pdenv.sim.rules.common import (
     least_work_colocated,
     least_work_prefill,
     path_seconds,
-    prefill_estimate_s,
-    profile_of_prefill,
     seen_batch,
     seen_prefill,
+    whole_prefill_s,
 )
-from pdenv.sim.state import (
-    ACT_COLOCATED,
-    ACT_WAIT,
-    ACTIVE,
-    N_PRECISIONS,
-    W_DECODE,
-    W_PREFILL,
-    W_QUALITY,
-    W_TPOT_SLOPE,
-    W_TPOT_STEP,
-    W_TRANSFER,
-    W_TTFT_SLOPE,
-    W_TTFT_STEP,
-    batch,
-    header,
-    request,
-)
-from pdenv.sim.steps import prefill_seconds
-
-# Rows of Header.parameter.
-LONG_TOKENS = 0  # kv-aware, three-part: from this prompt length on the link decides
-RECEIVE_LIMIT = 1  # three-part: hold while every decode instance has so many requests in its receive queue
-COMPRESS_ABOVE_S = 2  # three-part: compress a transfer that would take longer
-# 3..9: scaler, see rules/scalers.py
+from pdenv.sim.rules.rows import COMPRESS_ABOVE_S, LINK_WEIGHT, LONG_TOKENS, RECEIVE_LIMIT, ROOM_WEIGHT_S
+from pdenv.sim.state import ACTIVE, N_PRECISIONS, batch, header, request
 
 
 @kernel
@@ -130,81 +107,46 @@ def route_kv_aware(S, r):
 
 
 @kernel
-def exposed_seconds(S, r, p, d, q):
-    """Estimated transfer time that prefill does not hide."""
+def link_score_s(S, r, p, d, q):
+    """Weighted transfer and room of a decode instance for KV from p, s."""
     h = header(S)
-    t = path_seconds(S, r, p, d, q)
-    if not h.layerwise:
-        return t
-    own = prefill_estimate_s(S, profile_of_prefill(S, p), r)
-    return max(t - own * (h.layers - 1) / h.layers, t / h.layers)
+    return h.parameter[LINK_WEIGHT] * path_seconds(S, r, p, d, q) + h.parameter[ROOM_WEIGHT_S] * kv_share(S, d)
 
 
 @kernel
-def late_cost(S, ttft, tpot):
-    """Predicted SLA penalties."""
-    h = header(S)
-    cost = 0.0
-    if ttft > h.ttft_limit_s:
-        cost += h.cost_weight[W_TTFT_STEP] + h.cost_weight[W_TTFT_SLOPE] * (ttft - h.ttft_limit_s)
-    if tpot > h.tpot_limit_s:
-        cost += h.cost_weight[W_TPOT_STEP] + h.cost_weight[W_TPOT_SLOPE] * (tpot - h.tpot_limit_s)
-    return cost
-
-
-@kernel
-def pair_cost(S, r, p, d, q):
-    """Predicted joint TPOT of the request on (p, d, q) plus SLA penalties and the price of the precisions."""
-    h = header(S)
-    store = q if h.mixed_store else batch(S, d).store
-    k = profile_of_prefill(S, p)
-    ttft = seen_prefill(S, p).work_s + prefill_seconds(S, k, request(S, r).prompt, float(request(S, r).prompt) ** 2)
-    decode_s = iteration_estimate_s(S, d, r)
-    moved = exposed_seconds(S, r, p, d, q) + memory_wait_s(S, r, d, decode_s)
-    cost = h.cost_weight[W_PREFILL] * ttft + h.cost_weight[W_TRANSFER] * moved + h.cost_weight[W_DECODE] * decode_s
-    cost += max(h.cost_weight[W_QUALITY + q], h.cost_weight[W_QUALITY + store])
-    return cost + late_cost(S, ttft, decode_s + moved / max(request(S, r).predicted - 1, 1))
-
-
-@kernel
-def colocated_cost(S, r, c):
-    """The same on a co-located instance, where prefill work slows decode in proportion to its share."""
-    h = header(S)
-    b = h.n_decode + c
-    decode_s = iteration_estimate_s(S, b, r)
-    own = prefill_seconds(S, batch(S, b).profile, request(S, r).prompt, float(request(S, r).prompt) ** 2)
-    ttft = seen_batch(S, b).work_s + own
-    slowed = decode_s + ttft / max(request(S, r).predicted, 1)
-    cost = h.cost_weight[W_PREFILL] * ttft + h.cost_weight[W_DECODE] * slowed
-    return cost + h.cost_weight[W_QUALITY + batch(S, b).store] + late_cost(S, ttft, slowed)
-
-
-@kernel
-def route_greedy(S, r):
-    """The legal action with the least predicted cost; ties go to the first in (p, d, precision) order."""
-    h = header(S)
+def best_link_decode(S, r, p, q):
+    best = np.int64(-1)
     least = np.inf
-    h.act_kind = ACT_WAIT
+    for d in range(header(S).n_decode):
+        if decode_legal(S, r, d, q):
+            score = link_score_s(S, r, p, d, q)
+            if score < least:
+                best = d
+                least = score
+    return best
+
+
+@kernel
+def route_topology_score(S, r):
+    """Least sum of prefill work, weighted transfer and weighted share of KV memory taken."""
+    h = header(S)
+    q = finest_precision(S, r)
     if h.bind_at_prefill_end:
-        act_pair_or_else(S, r, least_work_prefill(S, r), -1, finest_precision(S, r))
+        act_pair_or_else(S, r, least_work_prefill(S, r), -1, q)
         return
+    best_p = np.int64(-1)
+    best_d = np.int64(-1)
+    least = np.inf
     for p in range(h.n_prefill):
-        if not prefill_legal(S, r, p):
-            continue
-        for d in range(h.n_decode):
-            for q in range(N_PRECISIONS):
-                if precision_allowed(S, r, q) and decode_legal(S, r, d, q):
-                    cost = pair_cost(S, r, p, d, q)
-                    if cost < least:
-                        least = cost
-                        act_pair(S, p, d, q)
-    for c in range(h.n_colocated):
-        if colocated_legal(S, r, c):
-            cost = colocated_cost(S, r, c)
-            if cost < least:
-                least = cost
-                h.act_kind = ACT_COLOCATED
-                h.act_h = c
+        if prefill_legal(S, r, p):
+            d = best_link_decode(S, r, p, q)
+            if d >= 0:
+                score = seen_prefill(S, p).work_s + whole_prefill_s(S, p, r) + link_score_s(S, r, p, d, q)
+                if score < least:
+                    best_p = p
+                    best_d = d
+                    least = score
+    act_pair_or_else(S, r, best_p, best_d, q)
 
 
 @kernel
