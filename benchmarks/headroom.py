@@ -77,7 +77,7 @@ def decision_ms() -> float:
     }
     scenario = load_scenario("homogeneous", changes)
     load_ = workload.build(scenario)
-    sim, advance = references.prepare("lookahead", scenario, scenario.cluster(), load_)
+    _sim, advance = references.prepare("lookahead", scenario, scenario.cluster(), load_)
     advance(load_.warmup_s)
     began, before = time.process_time(), advance.__self__.decisions  # type: ignore[attr-defined]
     advance(load_.end_s)

@@ -1,8 +1,12 @@
-"""Writes the tables of `docs/suite.md` from committed results: `python benchmarks/suite_page.py [VERSION]`.
+"""Writes the tables of the suite's page and of two READMEs from committed results.
 
-Nothing here measures. The results are `docs/results/gates-v1.json` (`python -m pdenv.bench.gates`),
-`suite-v1.json` and `headroom-v1.json` (comparisons as `pdenv compare --json` writes them). A table whose results are
-missing says so. Text outside the markers stays.
+    python benchmarks/suite_page.py                                             # write the tables again
+    python benchmarks/suite_page.py runs/suite/results.json suite-v1            # keep a comparison, then write
+    python benchmarks/suite_page.py runs/agent/results.json agent-hetero-links
+
+Nothing here measures. Results are in `docs/results/`: `gates-v1.json` (`python -m pdenv.bench.gates`),
+`headroom-v1.json` (`python benchmarks/headroom.py`) and comparisons without what no table shows. A table whose results
+are missing says so. Text outside the markers stays.
 """
 
 from __future__ import annotations
@@ -15,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from pdenv import atomic
+from pdenv.bench.results import load
+from pdenv.metrics import to_json
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "suite.md"
+PAGES = (ROOT / "docs" / "suite.md", ROOT / "README.md", ROOT / "agents" / "README.md")
+VERSION = "v1"
 RESULTS = ROOT / "docs" / "results"
 MISSING = "_Not measured yet._"
 REFERENCES = ("lookahead", "clairvoyant")
@@ -135,23 +142,37 @@ def headroom_table(found: Raw) -> str:
     """`three-part`, the best heuristic, the references, and what the better of these saves on the best heuristic."""
     rows = []
     for name, board in found["leaderboards"].items():
-        by_name = {row["policy"]: row for row in board if row["cost"]["mean"] is not None}
+        by_name = {row["policy"].partition("(")[0]: row for row in board if row["cost"]["mean"] is not None}
         heuristics = [row for row in by_name.values() if row["kind"] == "heuristic"]
         references = [by_name[key] for key in REFERENCES if key in by_name]
         if not heuristics:
             continue
         best = min(heuristics, key=lambda row: row["cost"]["mean"])
-        saved = min((r["relative"]["mid"] for r in references if r["relative"]), default=None)
+        better = min((r["relative"] for r in references if r["relative"]), key=lambda r: r["mid"], default=None)
         rows.append(
             (
                 f"`{name}`",
                 interval(by_name[HONEST]["cost"]) if HONEST in by_name else "–",
                 f"`{best['policy']}` {interval(best['cost'])}",
                 *(interval(by_name[key]["cost"]) if key in by_name else "–" for key in REFERENCES),
-                percent(None if saved is None else 1.0 - saved),
+                saved(better),
             )
         )
     return table(("scenario", HONEST, "best heuristic", *REFERENCES, "headroom"), rows) + compared(found)
+
+
+def decision_line(found: Raw) -> str:
+    return f"A decision of lookahead on 4 + 4 instances takes {found['decision_ms']:.1f} ms of processor time."
+
+
+def saved(relative: Raw | None) -> str:
+    """What a relative cost saves, with its interval, best case last."""
+    if relative is None:
+        return "–"
+    if relative["low"] is None:
+        return percent(1.0 - relative["mid"])
+    ends = (f"{100 * (1.0 - relative[key]):.0f}" for key in ("high", "low"))
+    return f"{percent(1.0 - relative['mid'])} [{', '.join(ends)}]"
 
 
 def compared(found: Raw) -> str:
@@ -167,25 +188,29 @@ def read(name: str) -> Raw | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def blocks(version: str) -> dict[str, str]:
-    """What stands between the markers of each name."""
-    gates, suite, headroom = (read(f"{kind}-{version}") for kind in ("gates", "suite", "headroom"))
+def blocks(page: str) -> dict[str, str]:
+    """What stands between the markers of a page."""
+    gates, suite, headroom = (read(f"{kind}-{VERSION}") for kind in ("gates", "suite", "headroom"))
     made = {
         "sensitivity": sensitivity_table(gates) if gates else MISSING,
         "gaming": gaming_table(gates) if gates else MISSING,
         "overall": overall_table(suite) if suite else MISSING,
         "headroom": headroom_table(headroom) if headroom else MISSING,
+        "decision": decision_line(headroom) if headroom else MISSING,
     }
-    for name in re.findall(r"<!-- (?:line|leaderboard) ([\w-]+) -->", PAGE.read_text(encoding="utf-8")):
-        known = gates is not None and name in gates["scenarios"]
-        made[f"line {name}"] = operating_line(gates["scenarios"][name]) if gates and known else MISSING
-        ranked = suite is not None and name in suite["leaderboards"]
-        made[f"leaderboard {name}"] = leaderboard(suite, name) if suite and ranked else MISSING
+    for kind, name in re.findall(r"<!-- (line|leaderboard|agent) ([\w-]+) -->", page):
+        found = {"line": gates, "leaderboard": suite}.get(kind) or read(f"agent-{name}")
+        made[f"{kind} {name}"] = MISSING
+        if kind == "line" and found and name in found["scenarios"]:
+            made[f"line {name}"] = operating_line(found["scenarios"][name])
+        elif found and name in found.get("leaderboards", ()):
+            made[f"{kind} {name}"] = leaderboard(found, name) + (compared(found) if kind == "agent" else "")
     return made
 
 
-def filled(page: str, made: dict[str, str]) -> str:
+def filled(page: str) -> str:
     """The page with what is made between its markers, `<!-- NAME -->` and `<!-- end -->`."""
+    made = blocks(page)
 
     def replace(match: re.Match[str]) -> str:
         return f"<!-- {match[1]} -->\n{made[match[1]]}\n<!-- end -->"
@@ -193,8 +218,16 @@ def filled(page: str, made: dict[str, str]) -> str:
     return re.sub(r"<!-- ((?!end )[\w -]+) -->\n.*?<!-- end -->", replace, page, flags=re.DOTALL)
 
 
-def main(version: str = "v1") -> None:
-    atomic.write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), blocks(version)))
+def keep(results: str, name: str) -> None:
+    """Keep a comparison among the committed results, without curves."""
+    atomic.write_text(RESULTS / f"{name}.json", to_json(load(results).brief().to_dict()))
+
+
+def main(*arguments: str) -> None:
+    if arguments:
+        keep(*arguments)
+    for page in PAGES:
+        atomic.write_text(page, filled(page.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

@@ -274,7 +274,7 @@ def _resources(pools: list[tuple[dict[str, np.ndarray], tuple]]) -> dict[str, fl
     return {"gpu_hours": float(gpu_s / 3600), "cost_usd": float(usd), "energy_kwh": float(joules / 3.6e6)}
 
 
-def _link_utilisation(
+def link_utilisation(
     cluster: Cluster, carried: np.ndarray, span_s: float, cut_bytes_per_s: float
 ) -> dict[str, float | None]:
     """Share of the achievable rate used: a tier each that has ports on a path, and `min_cut`."""
@@ -293,7 +293,7 @@ def _link_utilisation(
 
 
 def _busiest_links(links: dict[str, float | None]) -> tuple[str | None, float | None]:
-    """Name and largest share of what `_link_utilisation` gives; (None, None) without a network."""
+    """Name and largest share of what `link_utilisation` gives; (None, None) without a network."""
     known = {name: share for name, share in links.items() if share is not None}
     busiest = max(known, key=lambda name: known[name], default=None)
     return (None, None) if busiest is None else (busiest, known[busiest])
@@ -422,7 +422,7 @@ def summarise(
     links: dict[str, float | None] = {}
     if cluster.prefill and cluster.decode:
         achievable, line = min_cuts_bytes_per_s(cluster)
-        links = _link_utilisation(cluster, end.port_bytes - start.port_bytes, end.time_s - start.time_s, achievable)
+        links = link_utilisation(cluster, end.port_bytes - start.port_bytes, end.time_s - start.time_s, achievable)
         network = {
             "offered_bytes_per_s": _offered_bytes_per_s(cluster, arrivals, records, window_s),
             "achievable_bytes_per_s": achievable,

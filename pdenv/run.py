@@ -226,7 +226,7 @@ def _shares(cluster: Cluster, start: Totals, end: Totals, busiest: str | None) -
     if busiest:
         carried = end.port_bytes - start.port_bytes
         achievable, _ = min_cuts_bytes_per_s(cluster)
-        links = metrics._link_utilisation(cluster, carried, end.time_s - start.time_s, achievable)
+        links = metrics.link_utilisation(cluster, carried, end.time_s - start.time_s, achievable)
         network = links[busiest] or 0.0
     busy, stalled, active = (float((pools[1][k] - pools[0][k]).sum()) for k in ("busy_s", "stalled_s", "active_s"))
     used = float((stores[1]["memory_byte_s"] - stores[0]["memory_byte_s"]).sum())

@@ -283,7 +283,7 @@ def _memory(scenario: Scenario) -> Iterator[Problem]:
 def _fixed_lengths(scenario: Scenario) -> Iterator[Problem]:
     """Requests that are all alike must fit somewhere, with the tokens that they will emit."""
     lengths = scenario.workload.lengths
-    if scenario.workload.kind != "poisson" or lengths is None or lengths.kind != "fixed":
+    if scenario.workload.kind == "trace" or lengths is None or lengths.kind != "fixed":
         return
     prompt, output = lengths.prompt_tokens, lengths.output_tokens
     staging = _largest_tokens(scenario, scenario.prefill)

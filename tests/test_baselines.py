@@ -104,8 +104,8 @@ def test_size_interval_keeps_long_prompts_on_the_fastest_instances():
 
 def test_size_interval_spills_over_to_instances_with_much_less_work():
     rows = requests(np.zeros(12), 6000)
-    spilt = run(FOUR, rows, "size-interval", cut_tokens=4000.0, spill_s=0.3)
-    apart = run(FOUR, rows, "size-interval", cut_tokens=4000.0, spill_s=NEVER_S)
+    spilt = run(FOUR, rows, "size-interval", cut_tokens=4000.0, short_share=0.5, spill_s=0.3)
+    apart = run(FOUR, rows, "size-interval", cut_tokens=4000.0, short_share=0.5, spill_s=NEVER_S)
     assert set(apart.records["prefill"]) == {2, 3}
     assert set(spilt.records["prefill"]) == {0, 1, 2, 3}
 

@@ -115,8 +115,10 @@ def test_no_trick_pays(preset, reward, trick):
 @pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_least_work_in_int4_does_not_pay(preset, reward):
-    cost = mean_cost(evaluation(preset, reward, 100, False), observed.LeastWork(), always_int4, 1)
-    assert cost > 1.01 * honest_cost(preset, reward, 100, 1)
+    """Compression helps in hetero-links, even to three-part with its defaults: there greedy is the honest one."""
+    env = evaluation(preset, reward, 100, False)
+    cost = mean_cost(env, observed.LeastWork(), always_int4, 1)
+    assert cost > 1.01 * min(honest_cost(preset, reward, 100, 1), mean_cost(env, observed.Greedy(), honest, 1))
 
 
 @pytest.mark.slow

@@ -330,8 +330,10 @@ def test_an_agent_that_does_as_the_reference_does_earns_the_same(evaluation):
     env = make("routing", short("hetero-links", 150, **STEEP), evaluation=evaluation, reference="greedy")
     agent = PolicyAgent(env, baselines.Greedy())
     observation, _ = env.reset(seed=0)
-    truncated = False
+    truncated, ahead = False, 0.0  # by how much the reference is ahead: it pays for a precision in the step before
     while not truncated:
         observation, reward, _, truncated, info = env.step(agent.predict(observation)[0])
-        assert info["reference_reward"] == pytest.approx(reward, rel=1e-9, abs=1e-12)
+        ahead += info["reference_reward"] - reward
+        assert abs(ahead) <= max(short("hetero-links", 150).cost.prices()) + 1e-9
+    assert ahead == pytest.approx(0.0, abs=1e-9)
     assert info["score"]["better"] == pytest.approx(0.0, abs=1e-12)

@@ -279,7 +279,10 @@ def test_scheduler_of_the_docs_runs_as_printed_and_by_name(tmp_path):
     compared = json.loads(python(script, cwd=tmp_path))
     assert compared["policies"] == ["best-of-few", "greedy"]
     assert compared["windows"] == 5
-    assert {run["policy"]: run["params"] for run in compared["runs"]} == {"best-of-few": {"choices": 3}, "greedy": {}}
+    assert {run["policy"]: run["summary"]["params"] for run in compared["runs"]} == {
+        "best-of-few": {"choices": 3},
+        "greedy": {},
+    }
 
 
 def test_readme_links_lead_somewhere():

@@ -128,7 +128,7 @@ def test_names():
     assert references.parse("lookahead") == ("lookahead", "greedy")
     assert references.parse("clairvoyant(three-part)") == ("clairvoyant", "three-part")
     assert not references.is_reference("lookahea") and not references.is_reference("greedy")
-    with pytest.raises(InputError, match="did you mean .greedy."):
+    with pytest.raises(InputError, match=r"did you mean .greedy."):
         pdenv.simulate("toy", "lookahead(greedi)")
     with pytest.raises(InputError):
         references.parse("clairvoyan")

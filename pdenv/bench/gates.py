@@ -4,6 +4,8 @@
   tenth; else the scenario would not notice a scheduler that ignores that resource. Controls are excepted.
 - *Gaming*: tricks that exploit the cost instead of scheduling well cost more than `three-part`, in every cost mode.
 - *Operating line*: how busy each resource is under the best heuristic.
+
+Heuristics run with what `pdenv tune` found for the suite's scenario, in changed copies of it too.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pdenv import catalog
 from pdenv.atomic import write_text
 from pdenv.bench.suite import Suite, load_suite, policies_of
 from pdenv.bench.tricks import ALTERED, TRICKS, Trick, possible
+from pdenv.bench.tune import stored_params
 from pdenv.build_cluster import profile_of
 from pdenv.errors import InputError
 from pdenv.metrics import COST_MODES, to_json
@@ -102,9 +105,17 @@ class Windows:
     suite: Suite
     count: int
 
+    def params(self, scenario: Scenario, policy: str) -> dict[str, float]:
+        """What tuning found for the policy in the suite's scenario of that name, which may since have been derived."""
+        return stored_params(self.suite, scenario.name, policy)
+
     def run(self, scenario: Scenario, policy: str) -> list[Result]:
         """One run a window."""
-        return [simulate(scenario, policy, seed=self.suite.seed, window=window) for window in range(self.count)]
+        params = self.params(scenario, policy)
+        return [
+            simulate(scenario, policy, seed=self.suite.seed, window=window, params=params)
+            for window in range(self.count)
+        ]
 
     def costs(self, scenario: Scenario) -> dict[str, float]:
         """Mean cost of each heuristic of the suite."""
@@ -165,7 +176,7 @@ def _altered(scenario: Scenario, trick: str) -> Scenario:
 def _tricked(windows: Windows, scenario: Scenario, trick: type[Trick], window: int) -> Result:
     seed = windows.suite.seed
     load = pdenv.workload.build(scenario, seed=seed, window=window)
-    policy = trick(load_policy(HONEST), load.warmup_s, load.end_s)
+    policy = trick(load_policy(HONEST, windows.params(scenario, HONEST)), load.warmup_s, load.end_s)
     return simulate(scenario, policy, seed=seed, window=window)
 
 
@@ -268,7 +279,7 @@ def _document(suite: Suite, windows: int, found: dict[str, Any]) -> dict[str, An
         "windows": windows,
         "command": f"python -m pdenv.bench.gates {suite.version} --windows {windows}",
         "pdenv": pdenv.__version__,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "digests": suite.digests,
         "scenarios": found,
     }

@@ -152,15 +152,6 @@ class Standing:
     failed: int
     runs: list[Run]
 
-    @property
-    def ci95(self) -> dict[str, float | None]:
-        """Half widths of the intervals."""
-        halves: dict[str, float | None] = {}
-        for name, low in self.low.items():
-            high = self.high[name]
-            halves[name] = None if low is None or high is None else (high - low) / 2
-        return halves
-
 
 @dataclass(frozen=True)
 class Overall:
