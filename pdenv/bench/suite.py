@@ -21,7 +21,7 @@ from pdenv.sim import rules
 SUITES = Path(__file__).parent / "suites"
 
 #: Routing rules that are compared with every scaler where a scenario scales.
-SCALED_ROUTES = ("least-work", "kv-aware", "greedy", "three-part")
+SCALED_ROUTES = ("least-work", "kv-aware", "greedy", "size-interval", "three-part")
 
 
 @dataclass(frozen=True)
