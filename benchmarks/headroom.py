@@ -13,8 +13,10 @@ import sys
 import time
 from pathlib import Path
 
+from suite_page import thin
+
 from pdenv import atomic, references, workload
-from pdenv.bench.compare import Comparison, compare, load
+from pdenv.bench.compare import Comparison, compare
 from pdenv.bench.suite import load_suite
 from pdenv.metrics import to_json
 from pdenv.scenario import load_scenario
@@ -26,11 +28,12 @@ HONEST = "three-part"
 NO_BASE = "colocated"  # runs on another cluster, so references cannot roll it forward
 
 
-def best_heuristics(suite: Comparison) -> dict[str, str]:
+def best_heuristics(version: str) -> dict[str, str]:
     """Scenario → the cheapest heuristic that runs on the scenario's own cluster."""
+    boards = json.loads((RESULTS / f"suite-{version}.json").read_text(encoding="utf-8"))["leaderboards"]
     return {
-        name: next(s.policy for s in suite.leaderboard(name) if s.kind == "heuristic" and s.policy != NO_BASE)
-        for name in suite.scenarios
+        name: next(row["policy"] for row in board if row["kind"] == "heuristic" and row["policy"] != NO_BASE)
+        for name, board in boards.items()
     }
 
 
@@ -63,7 +66,7 @@ def merged(parts: list[Comparison], command: str) -> Comparison:
         command=command,
         versions=first.versions,
         started=first.started,
-    ).brief()
+    )
 
 
 def decision_ms() -> float:
@@ -92,11 +95,11 @@ def main() -> None:
     parser.add_argument("--scenarios", help="some of the suite's, comma-separated (default: all)")
     given = parser.parse_args()
     suite = load_suite(given.suite)
-    best = best_heuristics(load(RESULTS / f"suite-{given.suite}.json"))
+    best = best_heuristics(given.suite)
     chosen = given.scenarios.split(",") if given.scenarios else suite.scenarios
     parts = [measured(name, best[name], given.suite, given.windows, given.jobs) for name in chosen]
     command = f"python benchmarks/headroom.py --windows {given.windows}"
-    found = merged(parts, command).to_dict() | {"decision_ms": round(decision_ms(), 2)}
+    found = thin(merged(parts, command)) | {"decision_ms": round(decision_ms(), 2)}
     atomic.write_text(RESULTS / f"headroom-{given.suite}.json", to_json(found))
     print(json.dumps(best, indent=1))
 

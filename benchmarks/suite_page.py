@@ -5,7 +5,7 @@
     python benchmarks/suite_page.py runs/agent/results.json agent-hetero-links
 
 Nothing here measures. Results are in `docs/results/`: `gates-v1.json` (`python -m pdenv.bench.gates`),
-`headroom-v1.json` (`python benchmarks/headroom.py`) and comparisons without what no table shows. A table whose results
+`headroom-v1.json` (`python benchmarks/headroom.py`) and comparisons without their runs. A table whose results
 are missing says so. Text outside the markers stays.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pdenv import atomic
-from pdenv.bench.results import load
+from pdenv.bench.results import Comparison, load
 from pdenv.metrics import to_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -218,9 +218,18 @@ def filled(page: str) -> str:
     return re.sub(r"<!-- ((?!end )[\w -]+) -->\n.*?<!-- end -->", replace, page, flags=re.DOTALL)
 
 
+def thin(comparison: Comparison) -> Raw:
+    """What is committed of a comparison: everything but its runs, of which the cost is left, window by window."""
+    found = comparison.to_dict()
+    costs: dict[str, dict[str, list[float | None]]] = {}
+    for run in comparison.runs:
+        costs.setdefault(run.scenario, {}).setdefault(run.policy, []).append(run.metrics["cost"])
+    return {**found, "runs": None, "costs": costs, "seconds": round(sum(run.seconds for run in comparison.runs), 1)}
+
+
 def keep(results: str, name: str) -> None:
-    """Keep a comparison among the committed results, without curves."""
-    atomic.write_text(RESULTS / f"{name}.json", to_json(load(results).brief().to_dict()))
+    """Keep a comparison among the committed results."""
+    atomic.write_text(RESULTS / f"{name}.json", to_json(thin(load(results))))
 
 
 def main(*arguments: str) -> None:

@@ -236,7 +236,10 @@ class Comparison:
         return next((s.policy for s in [*(s for s in board if s.kind == "heuristic"), *board]), None)
 
     def overall(self) -> list[Overall]:
-        """Policies across scenarios, cheapest first; empty for one scenario, or without three-part."""
+        """Policies across scenarios, cheapest first, those that ran in fewer of them last.
+
+        Empty for one scenario, or without three-part.
+        """
         if len(self.scenarios) < 2:
             return []
         costs = {
@@ -252,7 +255,7 @@ class Comparison:
                 own, base = ([costs[s, name] for s in shared] for name in (entry.name, BASE))
                 iqm, low, high = statistics.relative_over_scenarios(own, base)
                 rows.append(Overall(entry.name, entry.kind, iqm, low, high, len(shared)))
-        return sorted(rows, key=lambda row: row.iqm)
+        return sorted(rows, key=lambda row: (-row.scenarios, row.iqm))
 
     def warnings(self) -> list[str]:
         """One line a kind of warning, as its first run worded it, with the policies it concerns."""
