@@ -99,15 +99,18 @@ def gaming_table(found: Raw) -> str:
 
 
 def source(found: Raw) -> str:
-    windows = f"{found['windows']} windows" if found["windows"] > 1 else "1 window"
-    return f"\n\n`{found['command']}`, {windows}, pdenv {found['pdenv']}, {found['date']}."
+    return f"\n\n`{found['command']}`, {counted(found)}, pdenv {found['pdenv']}, {found['date']}."
+
+
+def counted(found: Raw) -> str:
+    return f"{found['windows']} windows" if found["windows"] > 1 else "1 window"
 
 
 # ---- comparisons ----------------------------------------------------------------------------------------
 
 
 def leaderboard(found: Raw, name: str) -> str:
-    head = ("policy", "cost", "of the best", "TTFT P50, s", "TTFT P99, s", "TPOT, s", "SLO met", "")
+    head = ("policy", "cost", "vs best", "TTFT P50, s", "TTFT P99, s", "TPOT, s", "SLO met", "KV compressed", "")
     rows = []
     for row in found["leaderboards"][name]:
         relative = row["relative"]
@@ -119,6 +122,7 @@ def leaderboard(found: Raw, name: str) -> str:
                 ratio,
                 *(number(row[key]["mean"]) for key in ("ttft_p50_s", "ttft_p99_s", "tpot_s")),
                 percent(row["slo_attainment"]["mean"]),
+                percent(row["compressed_share"]["mean"]),
                 "tied" if row["tied"] else f"{row['failed']} failed" if row["failed"] else "",
             )
         )
@@ -131,34 +135,40 @@ def overall_table(found: Raw) -> str:
             f"`{row['policy']}`",
             number(row["iqm"]),
             f"[{number(row['low'])}, {number(row['high'])}]",
+            f"{number(row['worst'])} ({row['worst_in']})",
             str(row["scenarios"]),
         )
         for row in found["overall"]
     ]
-    return table(("policy", f"cost / {HONEST} (interquartile mean)", "95 %", "scenarios"), rows) + compared(found)
+    return table(("policy", f"cost / {HONEST} (interquartile mean)", "95 %", "worst", "scenarios"), rows) + compared(
+        found
+    )
 
 
 def headroom_table(found: Raw) -> str:
-    """`three-part`, the best heuristic, the references, and what the better of these saves on the best heuristic."""
+    """`three-part`, the best heuristic, the references, and what each of these saves on the best heuristic."""
     rows = []
     for name, board in found["leaderboards"].items():
         by_name = {row["policy"].partition("(")[0]: row for row in board if row["cost"]["mean"] is not None}
         heuristics = [row for row in by_name.values() if row["kind"] == "heuristic"]
-        references = [by_name[key] for key in REFERENCES if key in by_name]
         if not heuristics:
             continue
         best = min(heuristics, key=lambda row: row["cost"]["mean"])
-        better = min((r["relative"] for r in references if r["relative"]), key=lambda r: r["mid"], default=None)
         rows.append(
             (
                 f"`{name}`",
                 interval(by_name[HONEST]["cost"]) if HONEST in by_name else "–",
                 f"`{best['policy']}` {interval(best['cost'])}",
-                *(interval(by_name[key]["cost"]) if key in by_name else "–" for key in REFERENCES),
-                saved(better),
+                *(reference(by_name.get(key)) for key in REFERENCES),
             )
         )
-    return table(("scenario", HONEST, "best heuristic", *REFERENCES, "headroom"), rows) + compared(found)
+    head = ("scenario", HONEST, "best heuristic", *(f"{name}: cost, what it saves" for name in REFERENCES))
+    return table(head, rows) + compared(found)
+
+
+def reference(row: Raw | None) -> str:
+    """A reference's cost, and what it saves on the best heuristic."""
+    return "–" if row is None else f"{interval(row['cost'])}, **{saved(row['relative'])}**"
 
 
 def decision_line(found: Raw) -> str:
@@ -177,7 +187,7 @@ def saved(relative: Raw | None) -> str:
 
 def compared(found: Raw) -> str:
     version = found["versions"].get("pdenv", "")
-    return f"\n\n`{found['command']}`, {found['windows']} windows, pdenv {version}, {found['started'][:10]}."
+    return f"\n\n`{found['command']}`, {counted(found)}, pdenv {version}, {found['started'][:10]}."
 
 
 # ---- the page -------------------------------------------------------------------------------------------

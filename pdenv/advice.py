@@ -61,7 +61,8 @@ def warnings_of(
 
 def _about_the_run(scenario: Scenario, ran: Scenario, offered_load: float | None) -> Iterator[str]:
     target = scenario.target.prefill_load
-    if target is not None and offered_load is not None and _far(offered_load, target):
+    steady = scenario.workload.kind not in ("on_off", "diurnal")  # whose windows differ in load on purpose
+    if steady and target is not None and offered_load is not None and _far(offered_load, target):
         yield (
             f"far from the operating point: offered prefill load {offered_load:.3g}, the scenario is made for "
             f"{target:.3g}; --rate-scale auto would set it"

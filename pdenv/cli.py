@@ -10,7 +10,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,8 +58,12 @@ app.add_typer(scenario_app, name="scenario")
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Bad input ends in one line and exit code 2, an interrupt in one line and 130."""
+def _told(goes_on: bool = False) -> Iterator[None]:
+    """Bad input ends in one line and exit code 2, an interrupt in one line and 130.
+
+    Args:
+        goes_on: the same command continues what was interrupted.
+    """
     try:
         yield
     except InputError as error:
@@ -68,7 +72,7 @@ def _told() -> Iterator[None]:
         print(f"pdenv: {first}{rest}", file=sys.stderr)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        print("pdenv: interrupted", file=sys.stderr)
+        print(f"pdenv: interrupted{'; the same command goes on where it stopped' * goes_on}", file=sys.stderr)
         raise typer.Exit(130) from None
     except MemoryError:
         print("pdenv: not enough memory for this many requests or instances; ask for fewer", file=sys.stderr)
@@ -194,7 +198,11 @@ Set = Annotated[
 ]
 Param = Annotated[
     list[str] | None,
-    typer.Option("--param", metavar="NAME=VALUE", help="Parameter of the policies that have it; repeatable."),
+    typer.Option(
+        "--param",
+        metavar="NAME=VALUE",
+        help="Parameter of the policies that have it, or of one: greedy.decode_weight=2; repeatable.",
+    ),
 ]
 Jobs = Annotated[int, typer.Option(min=1, max=1024, help="Processes; the numbers do not depend on it.")]
 Json = Annotated[
@@ -234,10 +242,11 @@ def simulate(
 
         with _warned():
             chosen = find(policy)
-        parameters_of([chosen], params)
-        loaded = _loaded(scenario, overrides)
-        chosen.check(params, [loaded])
-        result = chosen.run(Given(loaded, 0, seed, params, trace, scale), series=False)
+        own = parameters_of([chosen], params)[policy]
+        given = Given(_loaded(scenario, overrides), 0, seed, own, trace, scale)
+        chosen.check(given)
+        with _policy_prints(json_path):
+            result = chosen.run(given, series=False)
         for line in result.warnings:
             print(f"pdenv: warning: {line}", file=sys.stderr)
         if requests is not None:
@@ -275,6 +284,9 @@ def compare(
     defaults: Annotated[
         bool, typer.Option("--defaults", help="In a suite: default parameters in place of the tuned ones.")
     ] = False,
+    tuned: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Parameters of schedulers that `pdenv tune` has written there.")
+    ] = None,
     trace: Trace = None,
     rate_scale: RateScale = "1",
     seed: Annotated[
@@ -307,22 +319,24 @@ def compare(
     ] = None,
 ) -> None:
     """Run policies on the same arrivals and print a leaderboard, cheapest first."""
-    with _told():
+    with _told(goes_on=report is not None):
         scale, overrides, params = _rate_scale(rate_scale), _overrides(set_ or []), _params(param or [])
         _check_outputs(json_path, report=report)
         if suite is not None and overrides:
             raise InputError("a suite is fixed; leave it out", where="--set")
         if suite is None and defaults:
             raise InputError("is for a suite; without one policies have their defaults anyway", where="--defaults")
+        if defaults and tuned is not None:
+            raise InputError("contradicts --tuned; give one of them", where="--defaults")
         from pdenv.bench.compare import compare as run
 
         loaded = [_loaded(name, overrides) for name in scenarios or ([] if suite else ["operating-point"])]
-        with _progress(json_path) as progress, _warned():
+        with _progress(json_path) as progress, _warned(), _policy_prints(json_path):
             comparison = run(
                 loaded or None,
                 policies,
                 suite=suite,
-                tuned=not defaults,
+                tuned=not defaults if tuned is None else tuned,
                 windows=windows,
                 jobs=jobs,
                 backend=backend,
@@ -356,6 +370,11 @@ def _tell(comparison: Comparison, json_path: str | None, report: str | None) -> 
         rest = f" (and {len(more)} more runs failed)" if more else ""
         print(f"pdenv: {scenario}: {first}{rest}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _policy_prints(json_path: str | None) -> AbstractContextManager[Any]:
+    """What a policy prints goes to stderr where stdout is for JSON."""
+    return redirect_stdout(sys.stderr) if json_path == "-" else nullcontext()
 
 
 @contextmanager
@@ -429,7 +448,7 @@ def tune(
     ] = None,
 ) -> None:
     """Tune the parameters of a scheduler on training windows."""
-    with _told():
+    with _told(goes_on=True):
         if (policy is None) != (scenario is None) or (policy is None and suite is None):
             raise InputError("name a policy and a scenario, or give --suite", where="pdenv tune")
         from pdenv.bench import tune as tuning
@@ -451,13 +470,17 @@ def tune(
                 print(f"tuned {len(found)} policies; results are in {folder or root}")
                 return
             loaded = _loaded(scenario, {})
+            if frozen is not None and loaded.name not in frozen.scenarios:
+                raise InputError(f"suite {suite} has no '{loaded.name}'; leave --suite out", where="scenario")
             path = tuning.file_of(policy, loaded.name, root) if output is None else Path(output)
             best = tuning.tune(
                 loaded, policy, budget, windows=windows, seed=seed, jobs=jobs, output=path, progress=progress
             )
         print(f"{best.policy} on {best.scenario}: cost {best.cost:.4g}, {best.default_cost:.4g} with defaults")
         print(f"{best.trials} trials of {best.windows} training windows; stored in {path}")
-        print(" ".join(f"--param {name}={value:.6g}" for name, value in best.params.items()))
+        print(", ".join(f"{name}={value:.6g}" for name, value in best.params.items()))
+        if suite is None and output is None:
+            print(f"to use it: pdenv compare {scenario} --policies {policy},three-part --windows 10 --tuned {root}")
 
 
 @app.command(epilog="Example: `pdenv policies`")
@@ -467,10 +490,17 @@ def policies() -> None:
         from rich.table import Table
 
         from pdenv.policies import policy_names
+        from pdenv.references import REFERENCES
+        from pdenv.sim.rules import SCALERS
 
         table = Table.grid(padding=(0, 2))
         for name in policy_names():
             table.add_row(name, _described(name))
+        for scaler in SCALERS.values():
+            defaults = {key: parameter.default for key, parameter in scaler.parameters.items()}
+            table.add_row(f"…+{scaler.name}", f"any of these with a scaler: {scaler.summary}{_listed(defaults)}")
+        for name, summary in REFERENCES.items():
+            table.add_row(name, summary)
         _console().print(table)
 
 
@@ -482,8 +512,13 @@ def _described(policy: str) -> str:
         summary, parameters = describe(policy)
     except InputError as error:
         return str(error)
+    return summary + _listed(parameters)
+
+
+def _listed(parameters: dict[str, Any]) -> str:
+    """Parameters with their defaults, in brackets; nothing where there are none."""
     shown = (f"{k}={v:g}" if isinstance(v, int | float) else f"{k}={v}" for k, v in parameters.items())
-    return summary + (f" (parameters: {', '.join(shown)})" if parameters else "")
+    return f" (parameters: {', '.join(shown)})" if parameters else ""
 
 
 @scenario_app.command("list", epilog="Example: `pdenv scenario list`")

@@ -24,3 +24,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
         return f"; did you mean '{close[0]}'?"
     shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
     return f"; valid: {shown}"
+
+
+def worded(error: BaseException) -> str:
+    """Type and message of what somebody else's code raised, in one line, whatever its message does."""
+    try:
+        message = " ".join(str(error).split())
+    except Exception:  # its own __str__ fails
+        message = ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

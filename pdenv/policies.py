@@ -11,14 +11,14 @@ A package joins by naming a class in the entry-point group `pdenv.policies`:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol
 
 import numpy as np
 
-from pdenv.errors import InputError, nearest
+from pdenv.errors import InputError, nearest, worded
 from pdenv.sim import decisions
 from pdenv.sim.engine import Simulation
 from pdenv.sim.rules import RULES, find_rule, is_rule, rule_names
@@ -75,21 +75,6 @@ def describe(name: str) -> tuple[str, dict[str, Any]]:
     return (inspect.getdoc(made_by) or "").partition("\n")[0], defaults
 
 
-def parameters_of_each(policies: Sequence[str], parameters: dict[str, float]) -> dict[str, dict[str, float]]:
-    """The parameters that each policy has, of those given for all of them.
-
-    Raises:
-        InputError: a parameter that none of the policies has, or a policy that cannot be loaded.
-    """
-    known = {name: describe(name)[1] for name in policies}
-    for key in parameters:
-        if not any(key in own for own in known.values()):
-            every = {other for own in known.values() for other in own}
-            hint = nearest(key, every) if every else "; they have none"
-            raise InputError(f"no parameter '{key}' in {', '.join(policies)}{hint}", where="params")
-    return {name: {k: v for k, v in parameters.items() if k in own} for name, own in known.items()}
-
-
 def load_policy(name: str, parameters: dict[str, float] | None = None, seed: int = 0) -> Policy:
     """An instance of the Python policy that a package offers under `name`.
 
@@ -122,8 +107,10 @@ def _load(name: str) -> tuple[Any, Mapping[str, inspect.Parameter]]:
     try:
         made_by = offered[name].load()
         return made_by, inspect.signature(made_by).parameters
-    except Exception as error:  # whatever somebody else's module does when it is imported
-        raise InputError(f"cannot load {offered[name].value}: {error}", where=f"policy '{name}'") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever somebody else's module does when it is imported, sys.exit included
+        raise InputError(f"cannot load {offered[name].value}: {worded(error)}", where=f"policy '{name}'") from error
 
 
 def check_object(policy: Any) -> None:
@@ -141,11 +128,10 @@ def _failures_named(name: str, asked: str) -> Iterator[None]:
     """What goes wrong inside a policy, as one line that names it and what it was asked."""
     try:
         yield
-    except InputError:
+    except (InputError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        message = f"fails {asked}: {type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(message, where=f"policy '{name}'") from error
+    except BaseException as error:
+        raise InputError(f"fails {asked}: {worded(error)}", where=f"policy '{name}'") from error
 
 
 def drive(sim: Simulation, policy: Policy, until_s: float = np.inf, measured_only: bool = False) -> bool:

@@ -18,7 +18,9 @@ import pdenv
 from pdenv import atomic, cli, scenario_docs
 from pdenv.errors import InputError
 from pdenv.policies import policy_names
+from pdenv.references import REFERENCES
 from pdenv.scenario import scenario_names
+from pdenv.sim.rules import SCALERS
 
 TOY = ["toy", "--set", "window.requests=40"]
 
@@ -148,7 +150,8 @@ def test_scenario_list_schema_and_policies():
     assert "toy" in listed
     assert "properties" in json.loads(call("scenario", "schema").stdout)
     lines = call("policies").stdout.splitlines()
-    assert [line.split()[0] for line in lines if line and not line.startswith(" ")] == list(policy_names())
+    names = [line.split()[0] for line in lines if line and not line.startswith(" ")]
+    assert names == [*policy_names(), *(f"…+{name}" for name in SCALERS), *REFERENCES]
 
 
 @pytest.mark.parametrize("command", [("simulate",), ("compare",), ("tune",), ("policies",), ("scenario", "show")])

@@ -234,11 +234,16 @@ def test_cost_across_scenarios_is_relative_to_three_part():
 
 @pytest.mark.parametrize(
     ("windows", "words"),
-    [(1, "no intervals"), (5, "too few windows to mark ties"), (9, "fewer than 10 windows are rough"), (10, None)],
+    [
+        (1, "no intervals"),
+        (5, "Too few windows to tell 2 policies"),
+        (9, "fewer than 10 windows are rough"),
+        (10, None),
+    ],
 )
 def test_what_so_many_windows_are_worth_is_said(windows, words):
-    lines = tables.caveats(made_up({"greedy": [1.0 + k for k in range(windows)]}))
-    assert lines == [] if words is None else words in lines[0]
+    lines = tables.caveats(made_up({name: [1.0 + k for k in range(windows)] for name in ("greedy", "three-part")}))
+    assert lines == [] if words is None else words in " ".join(lines)
 
 
 def test_results_come_back_from_their_file(comparison, tmp_path):
@@ -314,6 +319,23 @@ def test_only_what_is_missing_or_damaged_runs_again(toy, comparison, tmp_path, m
     assert sorted(name.split()[0] for name in ran) == ["colocated", "round-robin"]
     ran.clear()
     assert pdenv.compare(**arguments) == comparison
+    assert ran == []
+    changed = json.loads(files["round-robin"].read_text())
+    changed["run"]["summary"]["cost"]["mean"] = 0.001
+    files["round-robin"].write_text(json.dumps(changed))
+    assert pdenv.compare(**arguments) == comparison
+    assert [name.split()[0] for name in ran] == ["round-robin"]
+
+
+def test_windows_that_do_not_fit_are_refused_before_anything_runs(toy, tmp_path, monkeypatch):
+    rows = [f"{0.1 * k:.1f},200,5" for k in range(900)]
+    (tmp_path / "requests.csv").write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]))
+    ran = counted(monkeypatch)
+    with pytest.raises(InputError, match=r"window 49 \(from 0\) was asked for"):
+        pdenv.compare(toy, "greedy", windows=50, trace=str(tmp_path / "requests.csv"))
+    few = pdenv.load_scenario("toy", {"window.requests": 10})
+    with pytest.raises(InputError, match="too few to draw futures from"):
+        pdenv.compare(few, "greedy,lookahead", windows=2)
     assert ran == []
 
 
@@ -437,15 +459,24 @@ from pdenv.bench.runner import in_processes
 
 def work(i):
     print(os.getpid(), flush=True)
-    time.sleep(600 if i else 0)
+    open(f"started-{os.getpid()}", "w").close()
+    time.sleep(600)
+
+def end():
+    while sum(name.startswith("started-") for name in os.listdir()) < 2:
+        time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
-    threading.Timer(4.0, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    threading.Thread(target=end, daemon=True).start()
     list(in_processes(work, [(i,) for i in range(3)], 2))
 """
     )
     # The pipe ends when the last process that holds it has, so this waits for the worker too.
-    done = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, timeout=60, check=False)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False
+    )
     assert done.returncode == -signal.SIGKILL
     assert len(set(done.stdout.split())) >= 2
 
@@ -463,7 +494,7 @@ def test_an_interrupt_ends_workers_too(tmp_path):
     os.killpg(running.pid, signal.SIGINT)
     out, told = running.communicate(timeout=30)  # ends when the last process that holds the pipes has
     assert (running.returncode, out) == (130, b"")
-    assert told.decode().splitlines()[-1] == "pdenv: interrupted"
+    assert told.decode().splitlines()[-1] == "pdenv: interrupted; the same command goes on where it stopped"
     assert b"Traceback" not in told
 
 

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 import baselines
 import pdenv
 from pdenv import cli
+from pdenv.bench.plugins import find, parameters_of
 from pdenv.errors import InputError
-from pdenv.policies import load_policy, parameters_of_each
+from pdenv.policies import load_policy
 
 SMALL = {"window.requests": 60}
 
@@ -182,10 +183,10 @@ def test_an_exception_of_a_policy_names_it_and_when(toy, monkeypatch):
 
 
 def test_each_policy_takes_the_parameters_that_it_has():
-    given = {"long_tokens": 9.0, "receive_limit": 2.0}
-    assert parameters_of_each(["three-part", "kv-aware", "greedy"], given) == {
-        "three-part": given,
-        "kv-aware": {"long_tokens": 9.0},
+    given = {"long_tokens": 9.0, "receive_limit": 2.0, "kv-aware.long_tokens": 7.0}
+    assert parameters_of([find(name) for name in ("three-part", "kv-aware", "greedy")], given) == {
+        "three-part": {"long_tokens": 9.0, "receive_limit": 2.0},
+        "kv-aware": {"long_tokens": 7.0},
         "greedy": {},
     }
 
@@ -199,7 +200,12 @@ def test_each_policy_takes_the_parameters_that_it_has():
 )
 def test_a_parameter_that_nobody_has_is_refused(policies, message):
     with pytest.raises(InputError, match=message):
-        parameters_of_each(policies, {"long_token": 1.0})
+        parameters_of([find(name) for name in policies], {"long_token": 1.0})
+
+
+def test_a_parameter_of_a_policy_that_has_it_not_is_refused():
+    with pytest.raises(InputError, match="no parameter 'long_tokens' in greedy"):
+        parameters_of([find("greedy"), find("kv-aware")], {"greedy.long_tokens": 1.0})
 
 
 def test_parameters_change_what_a_compiled_rule_does(toy):

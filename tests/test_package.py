@@ -20,7 +20,8 @@ from typer.main import get_command
 
 import pdenv
 from pdenv import cli
-from pdenv.policies import parameters_of_each, policy_names
+from pdenv.bench.plugins import find, parameters_of
+from pdenv.policies import policy_names
 from pdenv.scenario import load_scenario, scenario_names
 from pdenv.workload.traces import read_trace
 
@@ -180,7 +181,7 @@ def test_readme_command_is_accepted(words, tmp_path):
     assert set(policies) <= {*policy_names(), "all"}
     for name in set(named) & set(scenario_names()):
         load_scenario(name, cli._overrides(values.get("set_") or []))
-    parameters_of_each(sorted(set(policies) - {"all"}), cli._params(values.get("param") or []))
+    parameters_of([find(name) for name in sorted(set(policies) - {"all"})], cli._params(values.get("param") or []))
 
 
 def test_readme_make_targets_exist():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -61,6 +62,31 @@ class Crashing(First):
 class Blind:
     def predict(self, observation, state=None, episode_start=None, deterministic=True):
         return np.array(3), None
+
+class Quitting(Fixed):
+    def route(self, view, request):
+        raise SystemExit(9)
+
+class Rude(Fixed):
+    class Nameless(BaseException):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    def route(self, view, request):
+        raise self.Nameless
+
+class QuittingLater(First):
+    def predict(self, observation, state=None, episode_start=None, deterministic=True, action_masks=None):
+        raise SystemExit(0)
+
+class Talking(Fixed):
+    def route(self, view, request):
+        print("hello")
+        return super().route(view, request)
+
+class Leaving:
+    def __init__(self):
+        raise SystemExit(0)
 
 class Picky:
     def __init__(self):
@@ -165,6 +191,9 @@ def test_a_trace_as_a_whole_is_no_episode(toy, here, tmp_path):
         ("First", {"answers_left": 5.0}, 5, r"10000 is not in Discrete\(19\)"),
         ("Silent", {}, 0, r"predict gave int; \(action, state\) was expected"),
         ("Crashing", {}, 0, "fails in predict: RuntimeError: not today"),
+        ("Quitting", {}, 0, "fails in route at .* SystemExit: 9"),
+        ("Rude", {}, 0, "fails in route at .* Nameless"),
+        ("QuittingLater", {}, 0, "fails in predict: SystemExit: 0"),
     ],
 )
 def test_a_policy_that_fails_is_marked_and_the_others_go_on(toy, here, policy, params, step, message):
@@ -197,9 +226,11 @@ def test_the_command_names_policy_window_and_step_and_ends_with_1(here, tmp_path
     ("policy", "message"),
     [
         ("{}:Nope", "cannot load {}:Nope: "),
-        ("no_such_module:Mine", "cannot load no_such_module:Mine: No module named 'no_such_module'"),
+        ("no_such_module:Mine", "cannot load no_such_module:Mine: ModuleNotFoundError: No module named 'no_such_module'"),
         ("{}:Picky", "fails when it is made: RuntimeError: not today"),
         ("{}:Half", "has no pair and no scale"),
+        ("{}:Leaving", "fails when it is made: SystemExit: 0"),
+        ("sys:exit", "fails when it is made: SystemExit"),
         ("nope.zip", "there is no such file"),
         ("no/run", "is no policy: no run of agents.train"),
         ("three-prt", "did you mean 'three-part'"),
@@ -214,6 +245,15 @@ def test_what_cannot_be_loaded_is_one_line_before_anything_runs(here, monkeypatc
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("pdenv: policy") and message.format(here) in line
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_what_a_policy_prints_is_no_json(here, tmp_path, jobs):
+    command = [sys.executable, "-m", "pdenv", "compare", "toy", "--set", "window.requests=60", "--json", "-"]
+    command += ["--policies", f"{here}:Talking,greedy", "--windows", "2", "--jobs", jobs]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["policies"] == [f"{here}:Talking", "greedy"]
+    assert "hello" in done.stderr
 
 
 # ---- trained agents ---------------------------------------------------------------------------------------

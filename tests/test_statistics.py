@@ -62,7 +62,9 @@ def test_p_values_count_exchanges():
 
 
 def test_too_few_windows_tell_nothing():
-    assert statistics.p_value(np.arange(5.0) + 1.0, np.zeros(5)) is None
+    assert not statistics.can_tell(5, 2) and statistics.can_tell(6, 2)
+    assert not statistics.can_tell(10, 29) and statistics.can_tell(12, 29) and not statistics.can_tell(1, 2)
+    assert [statistics.fewest_to_tell(n) for n in (2, 3, 29)] == [6, 7, 11]
 
 
 def test_equal_policies_are_rarely_told_apart():

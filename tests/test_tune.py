@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 import pdenv
 from pdenv import cli
-from pdenv.bench import tables
+from pdenv.bench import results, tables
 from pdenv.bench import tune as tuning
 from pdenv.bench.suite import Suite, digest_of
 from pdenv.errors import InputError
@@ -137,7 +138,28 @@ def test_the_command_stores_the_result_and_says_how_to_use_it(tmp_path, monkeypa
     assert result.exit_code == 0, result.output
     stored = yaml.safe_load(Path("tuned/toy/kv-aware.yaml").read_text())
     assert stored["policy"] == "kv-aware" and stored["digest"] == digest_of(pdenv.load_scenario("toy"))
-    assert f"--param long_tokens={stored['params']['long_tokens']:.6g}" in result.stdout
+    assert f"long_tokens={stored['params']['long_tokens']:.6g}" in result.stdout
+    (hint,) = (line for line in result.stdout.splitlines() if line.startswith("to use it: "))
+    words = [*shlex.split(hint.removeprefix("to use it: pdenv")), "--windows", "2", "--json", "used.json"]
+    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    entries = {entry.name: entry for entry in results.load("used.json").entries}
+    assert entries["kv-aware"].tuned_params == {"toy": stored["params"]} and not entries["three-part"].tuned
+
+
+def test_nothing_tuned_for_what_is_compared_is_refused(tmp_path):
+    with pytest.raises(InputError, match="there is no such folder"):
+        pdenv.compare("toy", "greedy", tuned=tmp_path / "none")
+    with pytest.raises(InputError, match="holds nothing that was tuned for these policies"):
+        pdenv.compare("toy", "greedy", tuned=tmp_path)
+
+
+def test_where_nothing_scales_a_scaler_changes_no_parameters():
+    assert tuning.stored_params("v1", "hetero-links", "greedy+queue") == tuning.stored_params(
+        "v1", "hetero-links", "greedy"
+    )
+    assert tuning.stored_params("v1", "burst-scaling", "greedy+queue") != tuning.stored_params(
+        "v1", "burst-scaling", "greedy"
+    )
 
 
 # ---- stored for a suite -----------------------------------------------------------------------------------

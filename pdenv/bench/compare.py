@@ -10,7 +10,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
-from pdenv import __version__
+from pdenv import __version__, workload
 from pdenv.bench.plugins import Contender, Given, find, parameters_of
 from pdenv.bench.results import (
     CDF_SHARES,
@@ -51,6 +51,9 @@ def chosen_policies(policies: Sequence[str] | str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     if not names:
         raise InputError("no policy named; for example three-part,greedy", where="policies")
+    for name in names:
+        if not name.isprintable():
+            raise InputError(f"{name!r} is no name of a policy", where="policies")
     return names
 
 
@@ -111,7 +114,7 @@ def compare(
     policies: Sequence[str] | str | None = None,
     *,
     suite: str | None = None,
-    tuned: bool = True,
+    tuned: bool | str | Path = True,
     windows: int | None = None,
     jobs: int = 1,
     backend: str = "local",
@@ -132,13 +135,15 @@ def compare(
         policies: names, or one comma-separated string; `docs/benchmark.md` lists what can be named. "all" for all,
             which in a suite are its heuristics for each scenario. Default: all in a suite, else the best known.
         suite: a frozen set of scenarios with its seed and windows, such as "v1".
-        tuned: in a suite, heuristics run with the parameters that `pdenv tune` found for it.
+        tuned: a folder that `pdenv tune` has written: heuristics run with the parameters in it. True: in a suite with
+            those that it holds; False: with their defaults.
         windows: disjoint stretches of the workload, from two on with intervals (default: the suite's, else 1). A
             trace is taken whole for one window, and cut into windows of the scenario's size for more.
         jobs: processes. The numbers do not depend on it.
         backend: "local", or "ray" for a Ray cluster.
         seed: of arrivals and policies (default: the suite's, else 0).
-        params: parameters of policies; each policy takes those that it has.
+        params: parameters of policies; each policy takes those that it has, and "greedy.decode_weight" is for greedy
+            alone.
         finished: folder in which each finished run is kept at once, and is looked for first.
         progress: called with (runs done, runs in all, scenario and policy of the latest).
         command: how the comparison can be had again.
@@ -163,10 +168,13 @@ def compare(
     contenders = {name: find(name) for name in dict.fromkeys(name for own in names.values() for name in own)}
     own = parameters_of(list(contenders.values()), params or {})
     pairs = [(s, contenders[name]) for s in loaded for name in names[s.name]]
-    stored = _stored(frozen.version, pairs) if frozen is not None and tuned else {}
-    for name, contender in contenders.items():
-        contender.check(own[name], [s for s, other in pairs if other is contender])
+    stored = _stored(tuned, frozen, pairs)
     span: Literal["whole", "window"] = "whole" if windows == 1 else "window"
+    for s in loaded:  # the last window of a trace tells whether all of them fit
+        if trace is not None or s.workload.kind == "trace":
+            workload.build(s, seed=seed, window=windows - 1, trace=trace, rate_scale=rate_scale, span=span)
+    for s, who in pairs:
+        who.check(Given(s, 0, seed, own[who.name], trace, rate_scale, span))
     todo = [
         Job(who, Given(s, window, seed, stored.get((s.name, who.name), {}) | own[who.name], trace, rate_scale, span))
         for s, who in pairs
@@ -192,13 +200,25 @@ def _at_least_1(value: Any, name: str) -> int:
     return int(value)
 
 
-def _stored(suite: str, pairs: list[tuple[Scenario, Contender]]) -> dict[tuple[str, str], dict[str, float]]:
-    """(scenario, policy) → the parameters that a suite holds for a heuristic, or for the base rule of a reference."""
-    return {
+def _stored(
+    tuned: bool | str | Path, suite: Any, pairs: list[tuple[Scenario, Contender]]
+) -> dict[tuple[str, str], dict[str, float]]:
+    """(scenario, policy) → the parameters that are held for a heuristic, or for the base rule of a reference."""
+    folder = None if isinstance(tuned, bool) else Path(tuned)
+    if folder is not None and not folder.is_dir():
+        raise InputError("there is no such folder; pdenv tune writes one", where=str(folder))
+    held = suite if folder is None and tuned else folder
+    if held is None:
+        return {}
+    stored = {
         (scenario.name, who.name): found
         for scenario, who in pairs
-        if who.rule is not None and (found := stored_params(suite, scenario, who.rule))
+        if who.rule is not None and (found := stored_params(held, scenario, who.rule))
     }
+    if folder is not None and not stored:
+        message = "holds nothing that was tuned for these policies in these scenarios as they are now"
+        raise InputError(message, where=str(folder))
+    return stored
 
 
 def _names_for(wanted: list[str], suite: Any, scenario: Scenario) -> list[str]:

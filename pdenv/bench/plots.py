@@ -12,7 +12,7 @@ import numpy as np
 
 from pdenv import atomic
 from pdenv.bench.results import CDF_SHARES, Comparison, Standing, mean_interval, write_results
-from pdenv.bench.tables import LATENCY, RESOURCES, cell, heading, markdown, markdown_definitions
+from pdenv.bench.tables import LATENCY, RESOURCES, cell, heading, markdown, markdown_definitions, markdown_overall
 from pdenv.metrics import DECODE_MEMORY_LIMIT, PREFILL_BUSY_LIMIT
 
 if TYPE_CHECKING:
@@ -354,7 +354,12 @@ def write_report(comparison: Comparison, path: str | Path) -> None:
 
     with atomic.directory(path) as folder:
         sections = [_pictures(comparison, scenario, folder) for scenario in comparison.scenarios]
-        text = "# Leaderboard\n\n" + "\n".join(sections) + "\n## Definitions\n\n" + markdown_definitions()
+        text = (
+            "# Leaderboard\n\n"
+            + "\n".join([markdown_overall(comparison), *sections])
+            + "\n## Definitions\n\n"
+            + markdown_definitions()
+        )
         (folder / "leaderboard.md").write_text(text, encoding="utf-8")
         write_results(comparison, folder)
         write_page(comparison, folder / "index.html")

@@ -20,8 +20,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -31,8 +31,9 @@ import numpy as np
 
 from pdenv import policies
 from pdenv import run as running
-from pdenv.errors import InputError, nearest
+from pdenv.errors import InputError, nearest, worded
 from pdenv.references import REFERENCES, is_reference, parse
+from pdenv.references.futures import Futures
 from pdenv.run import PolicyError, Result, Watch, result_of
 from pdenv.scenario import Scenario
 from pdenv.sim.rules import is_rule
@@ -89,17 +90,19 @@ class Contender:
             return policies.describe(self.rule)[1]
         return {} if self.kind == "agent" else _defaults(_made_by(self))
 
-    def check(self, params: dict[str, float], scenarios: list[Scenario]) -> None:
-        """Make it once, so that what cannot be made is told before anything runs.
+    def check(self, given: Given) -> None:
+        """Make it once, so that what cannot run is told before anything does.
 
         Raises:
             InputError: says why.
         """
-        if self.kind in ("plug-in", "agent"):
-            policy = _make(self, params, seed=0)
+        if self.kind == "reference" and parse(self.name)[0] == "lookahead":
+            Futures(given.scenario, given.trace, given.rate_scale, given.seed)
+        elif self.kind in ("plug-in", "agent"):
+            policy = _make(self, given.params, seed=0)
             if _predicts(policy):
-                for scenario in scenarios:
-                    _environment(policy, scenario, self.name).close()
+                _check_span(self.name, given)
+                _environment(policy, given.scenario, self.name).close()
 
     def run(self, given: Given, series: bool = True) -> Result:
         """Run it on one window.
@@ -134,18 +137,23 @@ def _simulated(policy: Any, given: Given, params: dict[str, float], series: bool
 
 
 def parameters_of(contenders: Sequence[Contender], params: dict[str, float]) -> dict[str, dict[str, float]]:
-    """The parameters that each policy has, of those given for all of them.
+    """The parameters of each policy, of those given for all that have them, or as "policy.name" for one.
 
     Raises:
         InputError: a parameter that none of the policies has.
     """
     known = {contender.name: contender.defaults() for contender in contenders}
-    for key in params:
-        if not any(key in own for own in known.values()):
+    found: dict[str, dict[str, float]] = {name: {} for name in known}
+    for key, value in params.items():
+        policy, _, name = key.rpartition(".")
+        having = [other for other, own in known.items() if name in own and policy in ("", other)]
+        if not having:
             every = {other for own in known.values() for other in own}
-            hint = nearest(key, every) if every else "; they have none"
-            raise InputError(f"no parameter '{key}' in {', '.join(known)}{hint}", where="params")
-    return {name: {k: v for k, v in params.items() if k in own} for name, own in known.items()}
+            hint = nearest(name, every) if every else "; they have none"
+            raise InputError(f"no parameter '{name}' in {policy or ', '.join(known)}{hint}", where="params")
+        for other in having:
+            found[other][name] = value
+    return found
 
 
 def find(name: str) -> Contender:
@@ -194,9 +202,11 @@ def _made_by(contender: Contender) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
         inspect.signature(found)
-    except Exception as error:  # whatever somebody else's module does when it is imported
-        message = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"cannot load {contender.source}: {message}", where=f"policy '{contender.name}'") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever somebody else's module does when it is imported, sys.exit included
+        message = f"cannot load {contender.source}: {worded(error)}"
+        raise InputError(message, where=f"policy '{contender.name}'") from error
     return found
 
 
@@ -246,14 +256,18 @@ def _make(contender: Contender, params: dict[str, float], seed: int) -> Any:
     own = {"seed": seed} if "seed" in accepted else {}
     try:
         policy = made_by(**{**own, **params})
-    except Exception as error:
-        message = f"fails when it is made: {type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(message, where=where) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise InputError(f"fails when it is made: {worded(error)}", where=where) from error
     if not _predicts(policy):
         if not isinstance(getattr(policy, "name", None), str):
             with suppress(AttributeError):
                 policy.name = contender.name
-        policies.check_object(policy)
+        try:
+            policies.check_object(policy)
+        except InputError as error:
+            raise InputError(f"is none: {error}", where=where) from None
     return policy
 
 
@@ -292,7 +306,7 @@ def _load_zip(path: str) -> Any:
         from sb3_contrib import MaskablePPO
         from stable_baselines3 import A2C, DQN, PPO
     except ImportError:
-        message = "a saved agent needs Stable-Baselines3: pip install 'pdenv[train]'"
+        message = "a saved agent needs Stable-Baselines3: pip install '.[train]' in a checkout"
         raise InputError(message, where=f"policy '{path}'") from None
     reason = ""
     for algorithm in (MaskablePPO, PPO, A2C, DQN):
@@ -384,6 +398,11 @@ def _layered(env: Any, layer: str) -> Any:
     return NormalizeObservation(env) if layer == "normalized" else env
 
 
+def _check_span(name: str, given: Given) -> None:
+    if given.span == "whole" and (given.trace is not None or given.scenario.workload.kind == "trace"):
+        raise InputError("serves a trace in windows only; ask for two or more", where=f"policy '{name}'")
+
+
 def play(policy: Any, name: str, given: Given, series: bool = False) -> Result:
     """Let what predicts serve one window; it is measured as every other policy is.
 
@@ -393,8 +412,7 @@ def play(policy: Any, name: str, given: Given, series: bool = False) -> Result:
     """
     from pdenv.envs.fleet import IllegalAction
 
-    if given.span == "whole" and (given.trace is not None or given.scenario.workload.kind == "trace"):
-        raise InputError("serves a trace in windows only; ask for two or more", where=f"policy '{name}'")
+    _check_span(name, given)
     env = _environment(
         policy,
         given.scenario,
@@ -409,16 +427,15 @@ def play(policy: Any, name: str, given: Given, series: bool = False) -> Result:
     load, sim = fleet.episodes[0].load, fleet.sims[0]
     watch = Watch(sim, load.end_s) if series else None
     asked, step, over, info = _Asked(policy), 0, False, {}
-    while not over:
-        try:
-            seen, _, _, over, info = env.step(asked(seen, env.get_wrapper_attr("action_masks")()))
-        except IllegalAction as error:
-            raise PolicyError(f"policy '{name}': {error}", step, float(sim.now)) from error
-        except _Failed as error:
-            raise PolicyError(f"policy '{name}': {error}", step, float(sim.now)) from error
-        step += 1
-        if watch:
-            watch.look(sim)
+    with _one_thread():
+        while not over:
+            try:
+                seen, _, _, over, info = env.step(asked(seen, env.get_wrapper_attr("action_masks")()))
+            except (IllegalAction, _Failed) as error:
+                raise PolicyError(f"policy '{name}': {error}", step, float(sim.now)) from error
+            step += 1
+            if watch:
+                watch.look(sim)
     head = {"policy": name, "params": dict(given.params), "seed": given.seed, "window": given.window}
     scenario = given.scenario
     result = result_of(scenario, scenario, sim.cluster, load, sim, info["metrics"], head, watch)
@@ -428,6 +445,20 @@ def play(policy: Any, name: str, given: Given, series: bool = False) -> Result:
         result.warnings.append(line)
         result.summary["warnings"] = result.warnings
     return result
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch, where it is in use, work in one thread: a decision is too small to be shared, and runs share cores."""
+    torch: Any = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 1
+    if torch:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if torch:
+            torch.set_num_threads(before)
 
 
 class _Failed(Exception):
@@ -446,8 +477,10 @@ class _Asked:
             answer = self.policy.predict(
                 observation, state=self.state, episode_start=np.array([self.start]), deterministic=True, **more
             )
-        except Exception as error:
-            raise _Failed(f"fails in predict: {type(error).__name__}: {error}".splitlines()[0]) from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise _Failed(f"fails in predict: {worded(error)}") from error
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise _Failed(f"predict gave {type(answer).__name__}; (action, state) was expected")
         action, self.state = answer

@@ -30,8 +30,6 @@ FORMAT = 1
 #: Costs across scenarios are relative to this policy's.
 BASE = "three-part"
 
-#: Below this corrected p value a policy is told apart from the best heuristic.
-SIGNIFICANCE = 0.05
 
 #: Columns of a comparison, and where a summary holds them.
 METRICS: dict[str, tuple[str, ...]] = {
@@ -163,6 +161,8 @@ class Overall:
     low: float | None
     high: float | None
     scenarios: int  # in which it ran without a failure
+    worst: float  # relative cost in the scenario where it is highest
+    worst_in: str  # that scenario
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,9 @@ class Comparison:
             if shared:
                 own, base = ([costs[s, name] for s in shared] for name in (entry.name, BASE))
                 iqm, low, high = statistics.relative_over_scenarios(own, base)
-                rows.append(Overall(entry.name, entry.kind, iqm, low, high, len(shared)))
+                ratios = [float(mine.mean() / other.mean()) for mine, other in zip(own, base, strict=True)]
+                worst = int(np.argmax(ratios))
+                rows.append(Overall(entry.name, entry.kind, iqm, low, high, len(shared), ratios[worst], shared[worst]))
         return sorted(rows, key=lambda row: (-row.scenarios, row.iqm))
 
     def warnings(self) -> list[str]:
@@ -433,14 +435,14 @@ def _compared(
     if best is None or base is None:
         return found
     known = {name: own for name, own in costs.items() if own is not None}
-    p_values = {
-        name: p for name, own in known.items() if name != best and (p := statistics.p_value(own, base)) is not None
-    }
+    p_values = {}
+    if statistics.can_tell(len(base), len(known)):
+        p_values = {name: statistics.p_value(own, base) for name, own in known.items() if name != best}
     corrected = dict(zip(p_values, statistics.holm(list(p_values.values())), strict=True))
     for name, own in known.items():
         p = corrected.get(name)
         relative = statistics.ratio(own, base) if base.mean() > 0 else None
-        found[name] = (relative, p, p is not None and p >= SIGNIFICANCE)
+        found[name] = (relative, p, p is not None and p >= statistics.SIGNIFICANCE)
     return found
 
 

@@ -136,6 +136,10 @@ def key_of(job: Job, scenario_digest: str) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 
+def _checksum(run: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(run).encode()).hexdigest()
+
+
 class Store:
     """A folder with a file a finished run."""
 
@@ -158,18 +162,18 @@ class Store:
         key = self._key(job)
         try:
             data = json.loads((self.folder / f"{key}.json").read_text(encoding="utf-8"))
-            run = run_from(data["run"])
+            if data["key"] != key or data["sha256"] != _checksum(data["run"]):
+                return None
+            return run_from(data["run"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        names = (job.given.scenario.name, job.contender.name, job.given.window)
-        whole = data.get("key") == key and (run.scenario, run.policy, run.window) == names
-        return run if whole and (run.failure is not None or "cost" in run.summary) else None
 
     def write(self, job: Job, run: Run) -> None:
         """Keep a finished run, in one step. One that failed is not kept: its policy may be repaired."""
         if run.failure is None:
-            key = self._key(job)
-            atomic.write_text(self.folder / f"{key}.json", json.dumps({"key": key, "run": run.to_dict()}))
+            key, found = self._key(job), run.to_dict()
+            kept = {"key": key, "sha256": _checksum(found), "run": found}
+            atomic.write_text(self.folder / f"{key}.json", json.dumps(kept))
 
 
 # ---- all runs ----------------------------------------------------------------------------------------
@@ -189,6 +193,8 @@ def run_all(
             store.write(jobs[i], run)
         report(len(runs), len(jobs), jobs[i].label)
 
+    if backend == "ray":
+        _ray()
     if left:
         # The first run stays here: it compiles the engine once, so that workers find it in the cache.
         finished(left[0], run_job(jobs[left[0]]))
@@ -210,7 +216,11 @@ def _numbered(i: int, job: Job) -> tuple[int, Run]:
 
 
 def start_worker(parent: int) -> None:
-    """An interrupted worker ends without a traceback of its own, and one whose parent is gone ends too."""
+    """An interrupted worker ends without a traceback of its own, and one whose parent is gone ends too.
+
+    What a policy prints goes to stderr.
+    """
+    os.dup2(2, 1)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -275,12 +285,17 @@ def _checked(i: int, job: Job, digest: str) -> tuple[int, Run]:
     return _numbered(i, job)
 
 
-def _on_ray(jobs: list[Job], workers: int) -> Iterator[tuple[int, Run]]:
-    """Tasks of one CPU each, on the cluster that is running, else on one made here with `workers` CPUs."""
+def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise InputError("needs Ray: pip install 'pdenv[ray]'", where="--backend ray") from None
+        raise InputError("needs Ray: pip install '.[ray]' in a checkout", where="--backend ray") from None
+    return ray
+
+
+def _on_ray(jobs: list[Job], workers: int) -> Iterator[tuple[int, Run]]:
+    """Tasks of one CPU each, on the cluster that is running, else on one made here with `workers` CPUs."""
+    ray = _ray()
     started = not ray.is_initialized()
     if started:
         _join(ray, workers)

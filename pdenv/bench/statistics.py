@@ -20,8 +20,8 @@ RESAMPLES = 9999
 BATCH = 500
 #: Below so many windows an interval is rough: the sample hardly shows the tails of the law that it comes from.
 ROUGH_BELOW = 10
-#: With fewer windows no p value of `p_value` could fall below 0.05.
-FEWEST_TO_TELL = 6
+#: From this p value on, after correction, two policies are tied.
+SIGNIFICANCE = 0.05
 #: Share of the scenarios that the interquartile mean leaves out at either end.
 QUARTER = 0.25
 
@@ -94,15 +94,27 @@ def ratio(costs: np.ndarray, other: np.ndarray) -> Interval:
     return Interval(mid, float(low), float(high))
 
 
-def p_value(costs: np.ndarray, other: np.ndarray) -> float | None:
+def can_tell(windows: int, policies: int) -> bool:
+    """Whether so many windows can tell any of so many policies from the best.
+
+    Of the `2^windows` exchanges of `p_value` two are as extreme as the most extreme one; Holm's correction multiplies
+    by the number of comparisons.
+    """
+    return windows > 1 and (policies - 1) * 2.0 ** (1 - windows) < SIGNIFICANCE
+
+
+def fewest_to_tell(policies: int) -> int:
+    """The fewest windows with which `can_tell`."""
+    return next(windows for windows in range(2, 100) if can_tell(windows, policies))
+
+
+def p_value(costs: np.ndarray, other: np.ndarray) -> float:
     """Two-sided p value of no difference in mean, by exchanging the two in each window.
 
-    All `2^windows` exchanges up to 13 windows, 9,999 drawn ones above. None for too few windows to tell anything.
+    All `2^windows` exchanges up to 13 windows, 9,999 drawn ones above.
     """
     from scipy import stats
 
-    if len(costs) < FEWEST_TO_TELL:
-        return None
     found = stats.permutation_test(
         (costs, other),
         lambda x, y, axis: (x - y).mean(axis=axis),

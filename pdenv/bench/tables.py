@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdenv.bench.results import BASE, Comparison, Failure, Overall, Standing
-from pdenv.bench.statistics import FEWEST_TO_TELL, ROUGH_BELOW
+from pdenv.bench.statistics import ROUGH_BELOW, can_tell, fewest_to_tell
 from pdenv.definitions import DEFINITIONS
 from pdenv.metrics import percent
 
@@ -52,8 +52,8 @@ RESOURCES = (
 RELATIVE = Column("relative", "vs best", "", "relative", interval=True)
 COLUMNS = (LATENCY[0], RELATIVE, *LATENCY[1:], *RESOURCES)
 RELATIVE_TEXT = (
-    "mean cost over that of the best heuristic, window by window; = marks a tie: no difference found at 5 % "
-    "(exchanging the two policies in each window, Holm's correction for the number of policies)"
+    "ratio of mean cost to that of the best heuristic (intervals draw windows in pairs); = marks a tie: no difference "
+    "at 5 % (exchanging the two policies in each window, Holm's correction for the number of policies)"
 )
 _SCALE = {"ms": 1e3, "%": 100.0}
 
@@ -166,10 +166,14 @@ def caveats(comparison: Comparison) -> list[str]:
     lines = []
     if comparison.windows == 1:
         lines.append("One window: no intervals, and no telling of chance; compare at least 10 windows")
-    elif comparison.windows < FEWEST_TO_TELL:
-        lines.append("Intervals are rough, and too few windows to mark ties; compare at least 10 windows")
     elif comparison.windows < ROUGH_BELOW:
         lines.append("Intervals of fewer than 10 windows are rough")
+    most = max(len(comparison.leaderboard(name)) for name in comparison.scenarios)
+    if comparison.windows > 1 and most > 1 and not can_tell(comparison.windows, most):
+        lines.append(
+            f"Too few windows to tell {most} policies from the best: ties are not marked; "
+            f"compare at least {max(fewest_to_tell(most), ROUGH_BELOW)}"
+        )
     if comparison.suite is not None:
         tuned = [entry.name for entry in comparison.entries if entry.tuned]
         which = f"tuned parameters for {', '.join(tuned)}" if tuned else "default parameters"
@@ -273,8 +277,13 @@ def overall_cell(row: Overall) -> str:
     return f"{row.iqm:.3f}" + ("" if row.low is None or row.high is None else f" [{row.low:.3f}, {row.high:.3f}]")
 
 
+def worst_cell(row: Overall) -> str:
+    """Relative cost in the scenario where it is highest."""
+    return f"{number(row.worst)} ({row.worst_in})"
+
+
 def _overall_title(comparison: Comparison) -> str:
-    return f"Across {len(comparison.scenarios)} scenarios: cost relative to {BASE}, interquartile mean"
+    return f"Across {len(comparison.scenarios)} scenarios: cost relative to {BASE}, mean of the middle half"
 
 
 def _overall_table(comparison: Comparison) -> RenderableType | None:
@@ -283,11 +292,11 @@ def _overall_table(comparison: Comparison) -> RenderableType | None:
         return None
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy", no_wrap=True)
-    for head in (f"cost / {BASE}", "scenarios"):
+    for head in (f"cost / {BASE}", "worst", "scenarios"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         name = row.policy if row.kind == "heuristic" else f"{row.policy} ({row.kind})"
-        table.add_row(name, overall_cell(row), str(row.scenarios))
+        table.add_row(name, overall_cell(row), worst_cell(row), str(row.scenarios))
     return Group(Text(_overall_title(comparison), style="bold"), table)
 
 
@@ -359,7 +368,7 @@ def markdown(comparison: Comparison, scenario: str, picture: str | None = None) 
     lines += ["| " + " | ".join(part.replace("|", "\\|") for part in row) + " |" for row in rows]
     point, *constraints = operating_point(standings)
     notes = [*constraints, *failure_lines(comparison, scenario), *caveats(comparison)]
-    return "\n".join([*lines, "", point, *([""] if notes else []), *(f"- {line}" for line in notes), ""])
+    return _no_html("\n".join([*lines, "", point, *([""] if notes else []), *(f"- {line}" for line in notes), ""]))
 
 
 def markdown_overall(comparison: Comparison) -> str:
@@ -367,9 +376,15 @@ def markdown_overall(comparison: Comparison) -> str:
     rows = comparison.overall()
     if not rows:
         return ""
-    lines = [f"## {_overall_title(comparison)}", "", f"| policy | cost / {BASE} | scenarios |", "| --- | ---: | ---: |"]
-    lines += [f"| {row.policy} | {overall_cell(row)} | {row.scenarios} |" for row in rows]
-    return "\n".join([*lines, ""])
+    lines = [f"## {_overall_title(comparison)}", "", f"| policy | cost / {BASE} | worst | scenarios |"]
+    lines += ["| --- | ---: | ---: | ---: |"]
+    lines += [f"| {row.policy} | {overall_cell(row)} | {worst_cell(row)} | {row.scenarios} |" for row in rows]
+    return _no_html("\n".join([*lines, ""]))
+
+
+def _no_html(text: str) -> str:
+    """Names and messages are other people's words: none of them becomes markup."""
+    return text.replace("<", "&lt;")
 
 
 def markdown_definitions() -> str:

@@ -8,6 +8,7 @@ depends on the seed and the finished trials alone: what was interrupted ends wit
 from __future__ import annotations
 
 import datetime
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,9 +72,14 @@ def read(path: Path) -> Tuned:
     """
     try:
         data, _ = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-        return Tuned(**data)
-    except (OSError, UnicodeDecodeError, TypeError) as error:
+        if not isinstance(data, dict) or set(data) != set(Tuned.__dataclass_fields__):
+            raise TypeError("it does not have the keys of one")
+        found = Tuned(**data)
+        if not all(isinstance(value, float | int) and math.isfinite(value) for value in found.params.values()):
+            raise TypeError("a parameter is no finite number")
+    except (OSError, UnicodeDecodeError, TypeError, AttributeError) as error:
         raise InputError(f"is no result of pdenv tune: {error}", where=str(path)) from None
+    return found
 
 
 def file_of(policy: str, scenario: str, folder: Path) -> Path:
@@ -81,14 +87,22 @@ def file_of(policy: str, scenario: str, folder: Path) -> Path:
     return folder / scenario / f"{policy}.yaml"
 
 
-def stored_params(suite: Suite | str, scenario: Scenario | str, policy: str) -> dict[str, float]:
-    """The parameters that a suite holds for a policy in a scenario; none if it was not tuned for this scenario.
+def stored_params(held: Suite | str | Path, scenario: Scenario | str, policy: str) -> dict[str, float]:
+    """The parameters that tuning found for a policy in a scenario; none if it was not tuned for this scenario.
+
+    Where nothing scales, a routing rule with a scaler ("greedy+queue") has those of the routing rule.
+
+    Args:
+        held: the suite that holds them, or the folder.
 
     Raises:
         InputError: the file is damaged.
     """
     loaded = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
-    path = file_of(policy, loaded.name, TUNED / (suite if isinstance(suite, str) else suite.version))
+    folder = held if isinstance(held, Path) else TUNED / (held if isinstance(held, str) else held.version)
+    if not loaded.scaling.interval_s > 0:
+        policy = policy.partition("+")[0]
+    path = file_of(policy, loaded.name, folder)
     if not path.is_file():
         return {}
     found = read(path)
@@ -105,7 +119,8 @@ def search_space(policy: str, scenario: Scenario) -> dict[str, Parameter]:
         InputError: it is no compiled rule, or has none.
     """
     if not is_rule(policy):
-        check_policy(policy)
+        if ":" not in policy:
+            check_policy(policy)
         raise InputError("is no compiled rule; only those declare what can be tuned", where=f"policy '{policy}'")
     found = find_rule(policy).parameters
     if not scenario.scaling.interval_s > 0:
@@ -188,7 +203,7 @@ def _optuna() -> Iterator[Any]:
     try:
         import optuna
     except ImportError:
-        raise InputError("tuning needs Optuna: pip install 'pdenv[tune]'") from None
+        raise InputError("tuning needs Optuna: pip install '.[tune]' in a checkout") from None
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -207,6 +222,7 @@ def _study(optuna: Any, output: Path | None, name: str) -> tuple[optuna.Study, P
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         _drop_half_line(journal)
+        journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)  # left by a kill
         backend = optuna.storages.journal.JournalFileBackend(str(journal))
         study = optuna.create_study(
             study_name=name, storage=optuna.storages.JournalStorage(backend), load_if_exists=True

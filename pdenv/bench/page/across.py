@@ -57,6 +57,7 @@ def _overall_table(ranking: Sequence[Overall], comparison: Comparison, styles: S
         cells = (
             plot_cell(tracks.track(scale, [drawing], f"{row.policy}: {number(row.iqm)}")),
             number_cell(f"× {number(row.iqm)}", interval_text(row.low, row.high)),
+            number_cell(f"× {number(row.worst)}", row.worst_in),
             number_cell(str(row.scenarios)),
         )
         rows.append(element("tr", name_cell(row.policy, style, entry.kind), *cells))
@@ -64,6 +65,7 @@ def _overall_table(ranking: Sequence[Overall], comparison: Comparison, styles: S
         head_cell("policy", number_column=False),
         element("th", "relative cost", tracks.axis(scale), scope="col", class_="plot"),
         head_cell("relative cost"),
+        head_cell("worst scenario"),
         head_cell("scenarios"),
     ]
     return table(head, rows, "Policies over all scenarios", class_="chart")

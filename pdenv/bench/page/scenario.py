@@ -24,7 +24,7 @@ from pdenv.bench.page.pieces import (
     unit_head,
 )
 from pdenv.bench.plots import PARTS, Style
-from pdenv.bench.statistics import FEWEST_TO_TELL
+from pdenv.bench.statistics import can_tell
 from pdenv.bench.tables import LATENCY, RESOURCES, Column, heading, number, operating_point
 
 if TYPE_CHECKING:
@@ -97,14 +97,14 @@ def leaderboard(comparison: Comparison, board: Sequence[Standing], styles: Style
         head_cell("policy", number_column=False),
         head_cell(f"cost{' (log scale)' if scale.log else ''}", "cost", tracks.axis(scale), number_column=False),
         head_cell("cost", "cost"),
-        head_cell("of the best", "relative"),
+        head_cell("vs best", "relative"),
         head_cell("verdict", number_column=False),
         *(unit_head(column) for column in shown),
     ]
     text = "By mean cost, cheapest first; lower is better, an arrow lies beyond the axis. "
     if comparison.windows > 1:
         text += "Lines and brackets are 95 % intervals of the mean. "
-    if comparison.windows >= FEWEST_TO_TELL:
+    if can_tell(comparison.windows, len(board)):
         text += (
             "The verdict compares window by window with the best "
             "heuristic, corrected for the number of policies: overlapping lines may still be told apart."

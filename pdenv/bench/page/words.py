@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from pdenv.bench.results import SIGNIFICANCE
-from pdenv.bench.statistics import ROUGH_BELOW
+from pdenv.bench.statistics import ROUGH_BELOW, can_tell
 from pdenv.bench.tables import number
 
 if TYPE_CHECKING:
@@ -114,14 +113,6 @@ def summary_sentences(comparison: Comparison, boards: Boards) -> list[str]:
     if failed:
         lines.append(f"{times(failed, 'run')} of {len(comparison.runs):,} failed; see below.")
     return lines
-
-
-def can_tell(windows: int, policies: int) -> bool:
-    """Whether so many windows can tell any of so many policies from the best.
-
-    Of the 2^windows exchanges two are as extreme as the most extreme one; Holm multiplies by the comparisons.
-    """
-    return windows > 1 and (policies - 1) * 2 / 2.0**windows < SIGNIFICANCE
 
 
 def _few(windows: int, policies: int) -> list[str]:
