@@ -109,7 +109,8 @@ def test_the_overrides_in_the_docs_fit_every_preset(preset):
     pdenv.load_scenario(preset, cli._overrides(pairs))
 
 
-def test_compare_writes_json_and_report(tmp_path):
+def test_compare_writes_json_and_report(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/pdenv", "compare", "my scenario.yaml"])
     out, report = tmp_path / "out.json", tmp_path / "report"
     result = call("compare", "toy", "--policies", "three-part,round-robin", "--json", str(out), "--report", str(report))
     assert result.exit_code == 0, result.output
@@ -117,7 +118,7 @@ def test_compare_writes_json_and_report(tmp_path):
     board = json.loads(out.read_text())["leaderboards"]["toy"]
     assert {row["policy"] for row in board} == {"three-part", "round-robin"}
     assert {path.name for path in report.iterdir()} >= {"leaderboard.md", "results.csv", "results.json", "runs"}
-    assert json.loads((report / "results.json").read_text())["command"].startswith("pdenv ")
+    assert json.loads((report / "results.json").read_text())["command"] == "pdenv compare 'my scenario.yaml'"
 
 
 def test_a_second_comparison_takes_the_runs_of_the_first(tmp_path, monkeypatch):

@@ -492,7 +492,7 @@ def test_an_interrupt_ends_workers_too(tmp_path):
         assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.05)
     os.killpg(running.pid, signal.SIGINT)
-    out, told = running.communicate(timeout=30)  # ends when the last process that holds the pipes has
+    out, told = running.communicate(timeout=120)  # ends when the last process that holds the pipes has
     assert (running.returncode, out) == (130, b"")
     assert told.decode().splitlines()[-1] == "pdenv: interrupted; the same command goes on where it stopped"
     assert b"Traceback" not in told

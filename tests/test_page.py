@@ -445,7 +445,9 @@ def test_policies_are_switched_and_values_shown_by_keyboard_and_pointer(browser,
     tip = browser.find_element(By.ID, "tip")
     canvas = figure.find_element(By.CSS_SELECTOR, ".canvas")
     canvas.send_keys(Keys.ARROW_RIGHT)
-    assert tip.is_displayed() and "at most" in tip.text and "kv-aware: " in tip.text
+    chosen = [chip.text for chip in browser.find_elements(By.CSS_SELECTOR, "#scenario-1 .chip[aria-pressed='true']")]
+    assert tip.is_displayed() and "at most" in tip.text
+    assert chosen and all(f"{name}: " in tip.text for name in chosen)
     canvas.send_keys(Keys.ESCAPE)
     assert not tip.is_displayed()
     head = browser.find_element(By.CSS_SELECTOR, "#scenario-1 thead a")

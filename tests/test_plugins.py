@@ -226,7 +226,10 @@ def test_the_command_names_policy_window_and_step_and_ends_with_1(here, tmp_path
     ("policy", "message"),
     [
         ("{}:Nope", "cannot load {}:Nope: "),
-        ("no_such_module:Mine", "cannot load no_such_module:Mine: ModuleNotFoundError: No module named 'no_such_module'"),
+        (
+            "no_such_module:Mine",
+            "cannot load no_such_module:Mine: ModuleNotFoundError: No module named 'no_such_module'",
+        ),
         ("{}:Picky", "fails when it is made: RuntimeError: not today"),
         ("{}:Half", "has no pair and no scale"),
         ("{}:Leaving", "fails when it is made: SystemExit: 0"),

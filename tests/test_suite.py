@@ -276,7 +276,7 @@ def test_tables_by_hand(page_maker):
              "started": "2026-01-02T03:04:05"}  # fmt: skip
     lines = page_maker.headroom_table(found).splitlines()
     assert lines[2] == (
-        "| `toy` | 2.00 [1.90, 2.10] | `greedy` 1.60 [1.50, 1.70] | 1.20 [1.10, 1.30] | – | 25 % [20, 30] |"
+        "| `toy` | 2.00 [1.90, 2.10] | `greedy` 1.60 [1.50, 1.70] | 1.20 [1.10, 1.30], **25 % [20, 30]** | – |"
     )
     assert lines[-1] == "`pdenv compare`, 3 windows, pdenv 1.0, 2026-01-02."
     assert [page_maker.number(x) for x in (0.0234, 0.999, 1.26, 12.34, 1234.5, None)] == [
