@@ -160,10 +160,11 @@ def headroom_table(found: Raw) -> str:
                 interval(by_name[HONEST]["cost"]) if HONEST in by_name else "–",
                 f"`{best['policy']}` {interval(best['cost'])}",
                 *(reference(by_name.get(key)) for key in REFERENCES),
+                str(len(found["costs"][name][best["policy"]])),
             )
         )
-    head = ("scenario", HONEST, "best heuristic", *(f"{name}: cost, what it saves" for name in REFERENCES))
-    return table(head, rows) + compared(found)
+    head = ("scenario", HONEST, "best heuristic", *(f"{name}: cost, what it saves" for name in REFERENCES), "windows")
+    return table(head, rows) + f"\n\n`{found['command']}`, pdenv {found['versions']['pdenv']}, {found['started'][:10]}."
 
 
 def reference(row: Raw | None) -> str:

@@ -481,11 +481,18 @@ if __name__ == "__main__":
     assert len(set(done.stdout.split())) >= 2
 
 
+def heeded() -> None:
+    """What is started in the background ignores interrupts, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGINT")
 def test_an_interrupt_ends_workers_too(tmp_path):
     command = [sys.executable, "-m", "pdenv", "compare", "toy", "--policies", "three-part,greedy"]
     command += ["--windows", "5000", "--jobs", "2", "--report", str(tmp_path / "out")]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    running = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=heeded
+    )
     runs = tmp_path / "out" / "runs"
     deadline = time.monotonic() + 60
     while not runs.is_dir() or len(list(runs.glob("[!.]*.json"))) < 20:

@@ -272,13 +272,14 @@ def test_tables_by_hand(page_maker):
         {"policy": "lookahead", "kind": "reference", "cost": {"mean": 1.2, "low": 1.1, "high": 1.3},
          "relative": {"mid": 0.75, "low": 0.7, "high": 0.8}},
     ]  # fmt: skip
-    found = {"leaderboards": {"toy": board}, "versions": {"pdenv": "1.0"}, "command": "pdenv compare", "windows": 3,
+    found = {"leaderboards": {"toy": board}, "versions": {"pdenv": "1.0"}, "command": "pdenv compare",
+             "costs": {"toy": {"greedy": [1.6] * 3}},
              "started": "2026-01-02T03:04:05"}  # fmt: skip
     lines = page_maker.headroom_table(found).splitlines()
     assert lines[2] == (
-        "| `toy` | 2.00 [1.90, 2.10] | `greedy` 1.60 [1.50, 1.70] | 1.20 [1.10, 1.30], **25 % [20, 30]** | – |"
+        "| `toy` | 2.00 [1.90, 2.10] | `greedy` 1.60 [1.50, 1.70] | 1.20 [1.10, 1.30], **25 % [20, 30]** | – | 3 |"
     )
-    assert lines[-1] == "`pdenv compare`, 3 windows, pdenv 1.0, 2026-01-02."
+    assert lines[-1] == "`pdenv compare`, pdenv 1.0, 2026-01-02."
     assert [page_maker.number(x) for x in (0.0234, 0.999, 1.26, 12.34, 1234.5, None)] == [
         "0.0234", "0.999", "1.26", "12.3", "1,234", "–",
     ]  # fmt: skip
