@@ -235,7 +235,8 @@ def thin(comparison: Comparison) -> Raw:
     costs: dict[str, dict[str, list[float | None]]] = {}
     for run in comparison.runs:
         costs.setdefault(run.scenario, {}).setdefault(run.policy, []).append(run.metrics["cost"])
-    return {**found, "runs": None, "costs": costs, "seconds": round(sum(run.seconds for run in comparison.runs), 1)}
+    entries = [{**entry, "source": ""} for entry in found["entries"]]  # where it lay on somebody's disk
+    return {**found, "entries": entries, "runs": None, "costs": costs, "seconds": round(sum(run.seconds for run in comparison.runs), 1)}
 
 
 def keep(results: str, name: str) -> None:
