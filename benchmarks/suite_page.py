@@ -236,7 +236,13 @@ def thin(comparison: Comparison) -> Raw:
     for run in comparison.runs:
         costs.setdefault(run.scenario, {}).setdefault(run.policy, []).append(run.metrics["cost"])
     entries = [{**entry, "source": ""} for entry in found["entries"]]  # where it lay on somebody's disk
-    return {**found, "entries": entries, "runs": None, "costs": costs, "seconds": round(sum(run.seconds for run in comparison.runs), 1)}
+    return {
+        **found,
+        "entries": entries,
+        "runs": None,
+        "costs": costs,
+        "seconds": round(sum(run.seconds for run in comparison.runs), 1),
+    }
 
 
 def keep(results: str, name: str) -> None:
