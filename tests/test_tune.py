@@ -248,3 +248,10 @@ def test_a_comparison_of_a_suite_has_its_windows_seed_and_tuned_parameters(suite
 def test_what_a_suite_fixes_cannot_be_changed(arguments, message):
     with pytest.raises(InputError, match=message):
         pdenv.compare(suite="v9", **arguments)
+
+
+def test_the_lock_of_a_killed_tuning_does_not_stop_the_next(toy, tmp_path):
+    output = tmp_path / "greedy.yaml"
+    (tmp_path / ".greedy.yaml.journal.lock").symlink_to(".greedy.yaml.journal")  # as Optuna leaves it
+    assert tuning.tune(toy, "greedy", 2, windows=1, output=output).trials == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["greedy.yaml"]
