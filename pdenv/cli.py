@@ -153,8 +153,8 @@ def _check_outputs(json_path: str | None, requests_path: str | None = None, repo
             raise InputError("--json and --requests name the same file", where=requests_path)
     if report is not None:
         atomic.check_directory(report)
-        for name in ("index.html", "leaderboard.md", "results.csv", "results.json"):
-            if os.path.isdir(os.path.join(report, name)):
+        for name in sorted(os.listdir(report)) if os.path.isdir(report) else ():
+            if name.endswith((".html", ".md", ".csv", ".json", ".png")) and os.path.isdir(os.path.join(report, name)):
                 raise InputError(f"holds a folder named {name}; give another folder", where=report)
         if json_path is not None and os.path.realpath(json_path) == os.path.realpath(report):
             raise InputError("--json and --report name the same path", where=report)
@@ -580,7 +580,7 @@ def main() -> None:
         sys.exit(2)
     try:
         try:
-            app(prog_name="pdenv")
+            code = _run_app()
         finally:
             sys.stdout.flush()  # here, where a failure can be told, and not after the end
     except BrokenPipeError:  # the reader has seen enough
@@ -591,6 +591,23 @@ def main() -> None:
         with suppress(OSError):
             print(f"pdenv: input or output failed: {(error.strerror or str(error)).lower()}", file=sys.stderr)
         sys.exit(2)
+    sys.exit(code)
+
+
+def _run_app() -> int:
+    """Run the command line; the exit code. What cannot be read of it is told in one line, as all bad input."""
+    try:
+        return app(prog_name="pdenv", standalone_mode=False) or 0
+    except Exception as error:  # which class a usage error has depends on the version of typer
+        if not hasattr(error, "format_message"):
+            raise
+        message = error.format_message()
+        if type(error).__name__ != "NoArgsIsHelpError":
+            context = getattr(error, "ctx", None)
+            command = "pdenv" if context is None else context.command_path
+            message = f"pdenv: {' '.join(message.split()).rstrip('.')}; see {command} --help"
+        print(message, file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ A package joins by naming a class in the entry-point group `pdenv.policies`:
 
     [project.entry-points."pdenv.policies"]
     my-scheduler = "my_package.schedulers:MyScheduler"
+
+What such a scheduler sees and answers (`View`, `Route`, `WAIT`, …) is in `pdenv.sim.view` and offered here as well.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pdenv.errors import InputError, nearest, worded
 from pdenv.sim import decisions
 from pdenv.sim.engine import Simulation
 from pdenv.sim.rules import RULES, find_rule, is_rule, rule_names
-from pdenv.sim.view import Kind, RequestView, Route, Scale, View, see, see_request
+from pdenv.sim.view import HOLD, REJECT, WAIT, Kind, Load, RequestView, Route, Scale, View, see, see_request
 
 GROUP = "pdenv.policies"
 
@@ -219,3 +221,24 @@ def _worded(route: Route) -> str:
     if route.kind is Kind.PAIR:
         return f"prefill {route.prefill} with decode {route.decode} in precision {route.precision}"
     return f"co-located instance {route.instance}" if route.kind is Kind.COLOCATED else f"'{route.kind.value}'"
+
+
+__all__ = [
+    "GROUP",
+    "HOLD",
+    "REJECT",
+    "WAIT",
+    "Kind",
+    "Load",
+    "Policy",
+    "RequestView",
+    "Route",
+    "Scale",
+    "View",
+    "check_object",
+    "check_policy",
+    "describe",
+    "drive",
+    "load_policy",
+    "policy_names",
+]

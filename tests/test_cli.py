@@ -236,6 +236,32 @@ def test_usage_errors_end_with_2(arguments):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("compare", "--polices", "x"), "--polices (Possible options: --policies); see pdenv compare --help"),
+        (("compare", "--windows", "0"), "'--windows': Input should be greater than or equal to 1"),
+        (("compare", "--windows"), "'--windows' requires an argument"),
+        (("compar",), "No such command 'compar'. Did you mean 'compare'?; see pdenv --help"),
+    ],
+)
+def test_usage_errors_are_one_line(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["pdenv", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2
+    assert line.startswith("pdenv: ") and message in line
+
+
+def test_a_group_without_a_command_shows_its_help(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["pdenv", "scenario"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert "Usage: pdenv scenario" in capsys.readouterr().out
+
+
 def test_outputs_are_checked_before_anything_runs(monkeypatch, tmp_path):
     def never(*_, **__):
         raise AssertionError("the run started")
@@ -280,9 +306,10 @@ def test_interrupt_is_one_line_and_130(monkeypatch):
     assert result.stderr == "pdenv: interrupted\n"
 
 
-def test_a_report_folder_that_holds_a_folder_in_the_way_is_refused(tmp_path):
-    (tmp_path / "results.json").mkdir()
-    assert "holds a folder named results.json" in refused("compare", "toy", "--report", str(tmp_path))
+@pytest.mark.parametrize("name", ["results.json", "toy-latency.png"])
+def test_a_report_folder_that_holds_a_folder_in_the_way_is_refused(tmp_path, name):
+    (tmp_path / name).mkdir()
+    assert f"holds a folder named {name}" in refused("compare", "toy", "--report", str(tmp_path))
 
 
 def test_too_little_memory_is_one_line(monkeypatch):

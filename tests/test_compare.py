@@ -267,12 +267,34 @@ def test_a_brief_result_has_the_same_leaderboards(comparison, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "is no JSON"), ('{"format": 99}', "is of format 99"), ("{}", "is no result of a comparison")],
+    [
+        ("{", "is no JSON"),
+        ('{"format": 99}', "is of format 99"),
+        ("{}", "is no result of a comparison"),
+        ('{"format": 1, "runs": null}', "holds leaderboards without their runs"),
+    ],
 )
 def test_a_file_of_something_else_is_refused(tmp_path, text, message):
     path = tmp_path / "results.json"
     path.write_text(text)
     with pytest.raises(InputError, match=rf"results\.json: {message}"):
+        results.load(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("scenarios", 5, "scenarios and policies are names"),
+        ("windows", "2", "windows whole numbers"),
+        ("entries", [], "a run of .* is in none"),
+        ("runs", [5], "is no result of a comparison"),
+        ("windows", 99, "is not whole"),
+    ],
+)
+def test_a_result_that_is_not_whole_is_refused(comparison, tmp_path, key, value, message):
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(comparison.brief().to_dict() | {key: value}))
+    with pytest.raises(InputError, match=rf"results\.json: .*{message}"):
         results.load(path)
 
 
@@ -587,6 +609,13 @@ def test_report_has_pictures_leaderboard_and_results(comparison, tmp_path):
     text = (folder / "leaderboard.md").read_text()
     assert all(f"| {policy} |" in text for policy in comparison.policies)
     assert "toy-leaderboard.png" in text
+
+
+def test_names_in_any_script_are_drawn_without_a_word(comparison, tmp_path, recwarn):
+    runs = [dataclasses.replace(run, scenario="$调度 x^") for run in comparison.runs]
+    plots.write_report(dataclasses.replace(comparison, scenarios=["$调度 x^"], runs=runs), tmp_path / "report")
+    assert len(list((tmp_path / "report").glob("*.png"))) == 3
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_report_keeps_other_files_of_an_existing_folder(comparison, tmp_path):

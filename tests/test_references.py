@@ -114,6 +114,14 @@ def test_the_same_seed_decides_alike():
     assert runs[0] == runs[1]
 
 
+def test_lookahead_switches_off_what_is_not_worth_its_price():
+    changes = {"workload.kind": "poisson", "workload.rate_per_s": 0.2, "window.requests": 60}
+    scenario = pdenv.load_scenario("burst-scaling", changes)
+    fixed, elastic = (pdenv.simulate(scenario, name).summary for name in ("greedy", "lookahead(greedy)"))
+    assert elastic["gpu_hours"] < 0.8 * fixed["gpu_hours"]
+    assert elastic["cost"]["mean"] < 0.9 * fixed["cost"]["mean"]
+
+
 @pytest.mark.slow
 def test_references_do_better_than_the_rule_under_them():
     scenario = pdenv.load_scenario("operating-point", {"window.requests": 500})

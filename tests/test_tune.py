@@ -125,7 +125,11 @@ def test_killed_tuning_goes_on(tmp_path):
 
 @pytest.mark.parametrize(
     ("policy", "message"),
-    [("round-robin", "has no parameters to tune"), ("three-prt", "did you mean 'three-part'")],
+    [
+        ("lookahead(pull)", "is a reference and has no parameters of its own; tune the rule under it, pull"),
+        ("round-robin", "has no parameters to tune"),
+        ("three-prt", "did you mean 'three-part'"),
+    ],
 )
 def test_what_cannot_be_tuned_is_refused(toy, policy, message):
     with pytest.raises(InputError, match=message):

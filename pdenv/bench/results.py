@@ -313,7 +313,9 @@ class Comparison:
         try:
             if data["format"] != FORMAT:
                 raise InputError(f"is of format {data['format']!r}; this version reads format {FORMAT}")
-            return cls(
+            if data["runs"] is None:
+                raise InputError("holds leaderboards without their runs; read it as JSON")
+            found = cls(
                 scenarios=data["scenarios"],
                 entries=[Entry(**entry) for entry in data["entries"]],
                 windows=data["windows"],
@@ -326,6 +328,26 @@ class Comparison:
             )
         except (KeyError, TypeError) as error:
             raise InputError(f"is no result of a comparison: {type(error).__name__}: {error}") from None
+        _check_whole(found)
+        return found
+
+
+def _check_whole(comparison: Comparison) -> None:
+    """Raise InputError unless there is one run for each scenario, policy and window that has any."""
+    c = comparison
+    numbers = [c.windows, c.seed, *(run.window for run in c.runs)]
+    names = [*c.scenarios, *c.policies] if isinstance(c.scenarios, list) else [None]
+    if not all(isinstance(n, int) for n in numbers) or not all(isinstance(name, str) for name in names):
+        raise InputError("is no result of a comparison: scenarios and policies are names, windows whole numbers")
+    known = {(scenario, policy) for scenario in c.scenarios for policy in c.policies}
+    found: dict[tuple[str, str], list[int]] = {}
+    for run in c.runs:
+        if (run.scenario, run.policy) not in known or not isinstance(run.summary, dict):
+            raise InputError(f"is no result of a comparison: a run of '{run.policy}' in '{run.scenario}' is in none")
+        found.setdefault((run.scenario, run.policy), []).append(run.window)
+    for (scenario, policy), windows in found.items():
+        if sorted(windows) != list(range(c.windows)):
+            raise InputError(f"is not whole: the runs of '{policy}' in '{scenario}' are not {c.windows} windows")
 
 
 def run_from(data: dict[str, Any]) -> Run:

@@ -186,7 +186,9 @@ def _state(met: bool | None) -> str:
 
 
 def _rate(value: float | None) -> str:
-    return "–" if value is None else f"{value / 1e9:.3g} GB/s"
+    if value is None:
+        return "–"
+    return f"{value / 1e9:,.0f} GB/s" if value >= 1e12 else f"{value / 1e9:.3g} GB/s"
 
 
 def constraint_lines(constraints: dict[str, Any]) -> list[str]:
@@ -206,11 +208,12 @@ def constraint_lines(constraints: dict[str, Any]) -> list[str]:
 
 
 def operating_point(standings: list[Standing]) -> list[str]:
-    """The operating point under the cheapest policy that disaggregates, and who else is in conflict."""
+    """The operating point under the cheapest policy that disaggregates, a heuristic if any, and who is in conflict."""
     whole = [s for s in standings if not s.failed]
     split = [s for s in whole if s.runs[0].summary["constraints"]["prefill_busy"]["value"] is not None]
     if not split:
         return ["Operating point: no policy here uses separate pools"]
+    split.sort(key=lambda s: s.kind != "heuristic")
     window = " (window 0)" if len(split[0].runs) > 1 else ""
     lines = [f"Operating point under {split[0].policy}{window}"]
     lines += constraint_lines(split[0].runs[0].summary["constraints"])

@@ -24,6 +24,8 @@ from pdenv.bench.runner import engine_digest, in_processes, pool
 from pdenv.bench.suite import digest_of
 from pdenv.errors import InputError
 from pdenv.policies import check_policy
+from pdenv.references import is_reference
+from pdenv.references import parse as parse_reference
 from pdenv.run import simulate
 from pdenv.scenario import Scenario, load_scenario
 from pdenv.scenario_yaml import parse as parse_yaml
@@ -118,6 +120,11 @@ def search_space(policy: str, scenario: Scenario) -> dict[str, Parameter]:
     Raises:
         InputError: it is no compiled rule, or has none.
     """
+    if is_reference(policy):
+        message = (
+            f"is a reference and has no parameters of its own; tune the rule under it, {parse_reference(policy)[1]}"
+        )
+        raise InputError(message, where=f"policy '{policy}'")
     if not is_rule(policy):
         if ":" not in policy:
             check_policy(policy)

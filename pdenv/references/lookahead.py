@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from pdenv.objective import objective_of
@@ -20,11 +22,31 @@ CANDIDATES = 8  # of greedy, beside the base rule's own choice
 AHEAD = 28  # imagined arrivals that a routing decision looks ahead
 KNOWN_AHEAD = 150  # the same where they are known
 ROLL_MAX_S = 300.0  # a rollout goes on until all its requests have ended, but no longer
-#: Futures of a round, and how many actions beside the base rule's choice go into it.
-ROUTE_ROUNDS = ((2, CANDIDATES), (4, 3), (6, 1))
-SCALE_ROUNDS = ((1, 9), (2, 2))
-SCALE_AHEAD_TICKS = 6  # control intervals that a scaling decision looks ahead, beyond the start-up of an instance
+SCALE_AHEAD_TICKS = 24  # control intervals that a scaling decision looks ahead, beyond the start-up of an instance
 SCALE_AHEAD = 4096  # arrivals, at most
+
+
+@dataclass(frozen=True)
+class Search:
+    """How candidates are tried.
+
+    Attributes:
+        rounds: futures of a round, and how many actions beside the base rule's choice go into it.
+        margin: standard errors by which an action has to be cheaper than the base rule's choice.
+    """
+
+    rounds: tuple[tuple[int, int], ...]
+    margin: float
+
+    @property
+    def futures(self) -> int:
+        """In all rounds."""
+        return sum(futures for futures, _ in self.rounds)
+
+
+ROUTING = Search(((2, CANDIDATES), (4, 3), (6, 1)), margin=1.0)
+#: Scaling decisions are few; what each is worth shows late and varies much from future to future.
+SCALING = Search(((3, 9), (6, 3), (15, 1)), margin=2.0)
 
 
 class Lookahead:
@@ -54,7 +76,7 @@ class Lookahead:
         rows = len(sim.arrivals) + SCALE_AHEAD
         self._records = empty_records(rows)
         self._known = 0  # true arrivals that the imagined ones have taken over
-        n_futures = 1 if futures is None else sum(futures for futures, _ in ROUTE_ROUNDS)
+        n_futures = 1 if futures is None else max(ROUTING.futures, SCALING.futures)
         self._imagined = [_padded(sim.arrivals, rows) for _ in range(n_futures)]
         self._edges = np.zeros(0) if futures is None else futures.lengths.edges
         self._ratios = np.ones((1, 1)) if futures is None else futures.lengths.ratios
@@ -77,12 +99,12 @@ class Lookahead:
             n = 1 + int(self._kernels.cheapest_actions(handle, actions[1:]))
             self._note_base(actions)
             if n > 1:
-                self._choose(actions[:n], ROUTE_ROUNDS, self.ahead, self.sim.now + ROLL_MAX_S, charge_gpus=False)
+                self._choose(actions[:n], ROUTING, self.ahead, self.sim.now + ROLL_MAX_S, charge_gpus=False)
         else:
             self._kernels.base_scale(handle)
             self._note_base(self._deltas)
             until_s = self.sim.now + self._scale_horizon_s()
-            self._choose(self._deltas, SCALE_ROUNDS, SCALE_AHEAD, until_s, charge_gpus=True)
+            self._choose(self._deltas, SCALING, SCALE_AHEAD, until_s, charge_gpus=True)
 
     def _note_base(self, actions: np.ndarray) -> None:
         h = self.sim.block.header
@@ -95,9 +117,7 @@ class Lookahead:
         startup_s = max(float(views["prefill"]["startup_s"].max()), float(views["batch"]["startup_s"].max()))
         return startup_s + SCALE_AHEAD_TICKS * float(h["scaling_interval_s"])
 
-    def _choose(
-        self, actions: np.ndarray, rounds: tuple[tuple[int, int], ...], ahead: int, until_s: float, charge_gpus: bool
-    ) -> None:
+    def _choose(self, actions: np.ndarray, search: Search, ahead: int, until_s: float, charge_gpus: bool) -> None:
         """Put the best action into the header: the base rule's (the first), unless another one is clearly cheaper.
 
         All actions of a round meet the same futures. The cheapest of them go on to the next round.
@@ -106,7 +126,7 @@ class Lookahead:
         tried = [np.zeros(0) for _ in actions]  # cost in each future so far
         left = list(range(1, len(actions)))
         future = 0
-        for futures, others in rounds if self.futures is not None else ((1, len(actions)),):
+        for futures, others in search.rounds if self.futures is not None else ((1, len(actions)),):
             left = sorted(left, key=lambda k: float(tried[k].sum()))[:others]
             for _ in range(futures):
                 last = self._foresee(future, first, ahead, until_s)
@@ -117,7 +137,8 @@ class Lookahead:
                 future += 1
         self._known = first
         best = min((0, *left), key=lambda k: (float(tried[k].sum()), k))
-        self._kernels.answer_with(self.sim.block.handle(), actions, best if _is_better(tried[best], tried[0]) else 0)
+        taken = best if _is_better(tried[best], tried[0], search.margin) else 0
+        self._kernels.answer_with(self.sim.block.handle(), actions, taken)
 
     def _foresee(self, future: int, first: int, ahead: int, until_s: float) -> int:
         """Arrivals of a future from row `first` on; returns the row at which they end."""
@@ -159,12 +180,12 @@ class Lookahead:
         return copy
 
 
-def _is_better(cost: np.ndarray, base: np.ndarray) -> bool:
-    """Is the mean of the paired differences below 0 by more than its standard error?"""
+def _is_better(cost: np.ndarray, base: np.ndarray, margin: float) -> bool:
+    """Is the mean of the paired differences below 0 by more than `margin` standard errors?"""
     gain = base - cost
     if len(gain) < 2:
         return bool(gain.sum() > 0.0)
-    return bool(gain.mean() > gain.std(ddof=1) / np.sqrt(len(gain)))
+    return bool(gain.mean() > margin * gain.std(ddof=1) / np.sqrt(len(gain)))
 
 
 def _padded(arrivals: np.ndarray, rows: int) -> np.ndarray:

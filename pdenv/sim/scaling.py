@@ -24,6 +24,7 @@ from pdenv.sim.batch import (
 from pdenv.sim.decode import count_preemption, drop_ready
 from pdenv.sim.events import CONTROL, TIMERS, schedule, single_slot
 from pdenv.sim.gateway import schedule_delivery
+from pdenv.sim.instances import fits_budget, next_decode_on, next_prefill_on
 from pdenv.sim.layout import kernel
 from pdenv.sim.pool import drop_decode_load, drop_prefill_load
 from pdenv.sim.receive import ask_pairing, count_revocation, give_up_grant, unpair
@@ -95,38 +96,29 @@ def schedule_timers(S):
 
 @kernel
 def warm_prefill(S, seconds, t):
-    """Warm the first OFF prefill instance, if the GPU budget allows; whether one was warmed."""
-    h = header(S)
-    for p in range(h.n_prefill):
-        it = prefill(S, p)
-        if it.state == OFF:
-            if h.gpus_on + it.gpus > h.gpu_budget:
-                return False
-            gpus_accrue(S, it.gpus, t)
-            scaling_accrues(S, t)
-            it.timer_t = t + (it.startup_s if seconds < 0.0 else seconds)
-            it.flip = 0
-            set_prefill_state(S, p, WARMING, t)
-            return True
-    return False
+    """Warm the first OFF prefill instance, if the GPU budget allows."""
+    p = next_prefill_on(S)
+    if p < 0 or not fits_budget(S, prefill(S, p).gpus):
+        return
+    it = prefill(S, p)
+    gpus_accrue(S, it.gpus, t)
+    scaling_accrues(S, t)
+    it.timer_t = t + (it.startup_s if seconds < 0.0 else seconds)
+    it.flip = 0
+    set_prefill_state(S, p, WARMING, t)
 
 
 @kernel
 def warm_decode(S, seconds, t):
-    """Warm the first OFF decode instance, if the GPU budget allows; whether one was warmed."""
-    h = header(S)
-    for d in range(h.n_decode):
-        it = batch(S, d)
-        if it.state == OFF:
-            if h.gpus_on + it.gpus > h.gpu_budget:
-                return False
-            gpus_accrue(S, it.gpus, t)
-            scaling_accrues(S, t)
-            it.timer_t = t + (it.startup_s if seconds < 0.0 else seconds)
-            it.flip = 0
-            set_decode_state(S, d, WARMING, t)
-            return True
-    return False
+    d = next_decode_on(S)
+    if d < 0 or not fits_budget(S, batch(S, d).gpus):
+        return
+    it = batch(S, d)
+    gpus_accrue(S, it.gpus, t)
+    scaling_accrues(S, t)
+    it.timer_t = t + (it.startup_s if seconds < 0.0 else seconds)
+    it.flip = 0
+    set_decode_state(S, d, WARMING, t)
 
 
 @kernel
@@ -324,22 +316,6 @@ def ring_timers(S, t):
 
 
 @kernel
-def count_off_prefill(S):
-    n = 0
-    for p in range(header(S).n_prefill):
-        n += prefill(S, p).state == OFF
-    return n
-
-
-@kernel
-def count_off_decode(S):
-    n = 0
-    for d in range(header(S).n_decode):
-        n += batch(S, d).state == OFF
-    return n
-
-
-@kernel
 def shrink_prefill(S, flip, t):
     p = pick_prefill_victim(S)
     if p >= 0:
@@ -368,9 +344,9 @@ def apply_scale(S):
         warm_decode(S, -1.0, t)
     elif h.act_scale_decode < 0:
         shrink_decode(S, 0, t)
-    if h.act_flip == FLIP_TO_DECODE and count_off_decode(S) > 0:
+    if h.act_flip == FLIP_TO_DECODE and next_decode_on(S) >= 0:
         shrink_prefill(S, 1, t)
-    elif h.act_flip == FLIP_TO_PREFILL and count_off_prefill(S) > 0:
+    elif h.act_flip == FLIP_TO_PREFILL and next_prefill_on(S) >= 0:
         shrink_decode(S, 1, t)
     schedule_timers(S)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from pdenv.sim.instances import count_decode, count_prefill, fits_budget, next_decode_on, next_prefill_on
 from pdenv.sim.layout import kernel
 from pdenv.sim.state import (
     ACTIVE,
     NO_DECISION,
-    OFF,
     PAIR,
     ROUTE,
     batch,
@@ -107,50 +107,16 @@ def scaling_delta(k):
 
 
 @kernel
-def spare_prefill_gpus(S):
-    """GPUs of the first prefill instance that is OFF, or −1 if all are on."""
-    for p in range(header(S).n_prefill):
-        if prefill(S, p).state == OFF:
-            return np.int64(prefill(S, p).gpus)
-    return np.int64(-1)
-
-
-@kernel
-def spare_decode_gpus(S):
-    for d in range(header(S).n_decode):
-        if batch(S, d).state == OFF:
-            return np.int64(batch(S, d).gpus)
-    return np.int64(-1)
-
-
-@kernel
-def count_active_prefill(S):
-    n = 0
-    for p in range(header(S).n_prefill):
-        n += prefill(S, p).state == ACTIVE
-    return n
-
-
-@kernel
-def count_active_decode(S):
-    n = 0
-    for d in range(header(S).n_decode):
-        n += batch(S, d).state == ACTIVE
-    return n
-
-
-@kernel
 def scaling_legal(S, k):
     """Would the engine carry scaling action k out in full?"""
-    h = header(S)
     up, down, flip = scaling_delta(k)
-    spare_prefill = spare_prefill_gpus(S)
-    spare_decode = spare_decode_gpus(S)
-    need = (spare_prefill if up > 0 else 0) + (spare_decode if down > 0 else 0)
-    if (up > 0 and spare_prefill < 0) or (down > 0 and spare_decode < 0) or h.gpus_on + need > h.gpu_budget:
+    p = next_prefill_on(S)
+    d = next_decode_on(S)
+    if ((up > 0 or flip == 2) and p < 0) or ((down > 0 or flip == 1) and d < 0):
         return False
-    if (up < 0 or flip == 1) and count_active_prefill(S) < 2:
+    need = (prefill(S, p).gpus if up > 0 else 0) + (batch(S, d).gpus if down > 0 else 0)
+    if not fits_budget(S, need):
         return False
-    if (down < 0 or flip == 2) and count_active_decode(S) < 2:
+    if (up < 0 or flip == 1) and count_prefill(S, ACTIVE) < 2:
         return False
-    return not ((flip == 1 and spare_decode < 0) or (flip == 2 and spare_prefill < 0))
+    return not ((down < 0 or flip == 2) and count_decode(S, ACTIVE) < 2)

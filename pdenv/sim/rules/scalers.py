@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pdenv.sim.instances import count_decode, count_prefill, fits_budget, next_decode_on, next_prefill_on
 from pdenv.sim.layout import kernel
 from pdenv.sim.rules.common import seen_batch, seen_prefill, speed_s
 from pdenv.sim.rules.rows import (
@@ -22,7 +23,7 @@ from pdenv.sim.rules.rows import (
     SHRINK_BELOW,
     TREND_WEIGHT,
 )
-from pdenv.sim.state import ACTIVE, OFF, WARMING, batch, header, prefill, profile
+from pdenv.sim.state import ACTIVE, WARMING, batch, header, prefill, profile
 from pdenv.sim.steps import decode_base_seconds
 
 
@@ -50,38 +51,16 @@ def scale_by_utilisation(S):
 
 
 @kernel
-def count_prefill(S, state):
-    n = np.int64(0)
-    for p in range(header(S).n_prefill):
-        n += prefill(S, p).state == state
-    return n
-
-
-@kernel
-def count_decode(S, state):
-    n = np.int64(0)
-    for d in range(header(S).n_decode):
-        n += batch(S, d).state == state
-    return n
-
-
-@kernel
 def can_add_prefill(S):
-    """Does the GPU budget allow the first prefill instance that is OFF?"""
-    h = header(S)
-    for p in range(h.n_prefill):
-        if prefill(S, p).state == OFF:
-            return h.gpus_on + prefill(S, p).gpus <= h.gpu_budget
-    return False
+    """Is there a prefill instance to switch on, and does the GPU budget allow it?"""
+    p = next_prefill_on(S)
+    return p >= 0 and fits_budget(S, prefill(S, p).gpus)
 
 
 @kernel
 def can_add_decode(S):
-    h = header(S)
-    for d in range(h.n_decode):
-        if batch(S, d).state == OFF:
-            return h.gpus_on + batch(S, d).gpus <= h.gpu_budget
-    return False
+    d = next_decode_on(S)
+    return d >= 0 and fits_budget(S, batch(S, d).gpus)
 
 
 @kernel
