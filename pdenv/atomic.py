@@ -101,21 +101,28 @@ def check_directory(path: str | Path) -> None:
     """Raise InputError now if `directory(path)` could not work later."""
     if not str(path):
         raise InputError("an output path is empty; give a folder name")
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_dir():
-        raise InputError("exists and is not a folder; give another name", where=str(path))
-    _check_folder(target if target.is_dir() else target.parent, path)
+    there = Path(os.path.realpath(path))
+    try:
+        while not there.exists():  # folders above are made when they are needed
+            there = there.parent
+    except (OSError, ValueError) as error:  # a name too long, or with a null byte
+        raise InputError(f"cannot be made: {error}", where=str(path)) from None
+    if not there.is_dir():
+        raise InputError(f"'{there}' exists and is not a folder; give another name", where=str(path))
+    _check_folder(there, path)
 
 
 @contextmanager
 def directory(path: str | Path) -> Iterator[Path]:
     """A temporary folder whose files appear in `path` when the block ends well, each whole.
 
-    A new `path` appears in one step. An existing one keeps its other files.
+    A new `path` appears in one step, in folders that are made if they are not there. An existing one keeps its other
+    files.
     """
     target = Path(os.path.realpath(path))
     parent = target if target.is_dir() else target.parent
     try:
+        parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=parent, prefix=".pdenv."))
     except OSError as error:
         raise InputError(f"cannot be written: {_reason(error)}", where=str(path)) from None

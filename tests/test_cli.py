@@ -271,8 +271,17 @@ def test_outputs_are_checked_before_anything_runs(monkeypatch, tmp_path):
     missing = str(tmp_path / "missing" / "out")
     for option in ("--json", "--requests"):
         refused("simulate", "toy", option, missing)
-    for option in ("--json", "--report"):
-        refused("compare", "toy", option, missing)
+    refused("compare", "toy", "--json", missing)
+    (tmp_path / "file").write_text("mine")
+    assert "is not a folder" in refused("compare", "toy", "--report", str(tmp_path / "file" / "out"))
+    assert "cannot be made" in refused("compare", "toy", "--report", "x" * 300)
+
+
+def test_the_folders_above_a_report_are_made(tmp_path):
+    report = tmp_path / "runs" / "mine"
+    result = call("compare", *TOY, "--policies", "three-part", "--report", str(report))
+    assert result.exit_code == 0, result.output
+    assert (report / "index.html").is_file()
 
 
 def test_validate_lists_every_problem(tmp_path):

@@ -99,7 +99,7 @@ def compiled() -> SimpleNamespace:
         "starved_total": totals.starved_total,
         "largest_port_excess": totals.largest_port_excess,
     }
-    return entry_points(functions, "engine", 45)
+    return entry_points(functions, "engine", 60)
 
 
 def entry_points(functions: dict[str, Any], what: str, seconds: int, *sources: Path) -> SimpleNamespace:
