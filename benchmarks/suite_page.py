@@ -62,7 +62,8 @@ def interval(value: Raw) -> str:
 # ---- gates ----------------------------------------------------------------------------------------------
 
 
-def operating_line(gates: Raw) -> str:
+def operating_line(gates: Raw, windows: int) -> str:
+    """How busy each resource is under the best heuristic of the gates, over so many windows."""
     line = gates["operating_line"]
     links = ", ".join(f"{name.replace('_', ' ')} {percent(share)}" for name, share in line["links"].items())
     head = ("under", "prefill busy", "decode memory", "BF16 KV / narrowest cut", "mean E2E, s", "window, s")
@@ -74,8 +75,8 @@ def operating_line(gates: Raw) -> str:
         number(line["e2e_s"]),
         number(line["window_s"]),
     )
-    used = f"\n\nLinks used, of what they achieve: {links}." if links else ""
-    return table(head, [row]) + used
+    used = f" Links used, of what all links of the kind achieve together: {links}." if links else ""
+    return f"{table(head, [row])}\n\nMeans over {windows} windows.{used}"
 
 
 def sensitivity_table(found: Raw) -> str:
@@ -213,7 +214,7 @@ def blocks(page: str) -> dict[str, str]:
         found = {"line": gates, "leaderboard": suite}.get(kind) or read(f"agent-{name}")
         made[f"{kind} {name}"] = MISSING
         if kind == "line" and found and name in found["scenarios"]:
-            made[f"line {name}"] = operating_line(found["scenarios"][name])
+            made[f"line {name}"] = operating_line(found["scenarios"][name], found["windows"])
         elif found and name in found.get("leaderboards", ()):
             made[f"{kind} {name}"] = leaderboard(found, name) + (compared(found) if kind == "agent" else "")
     return made

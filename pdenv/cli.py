@@ -274,7 +274,7 @@ def compare(
         typer.Option(
             metavar="A,B,C",
             help="Schedulers by name, module:Class, an agent.zip of Stable-Baselines3, a folder of agents.train; all "
-            "for all (default: three-part,greedy,least-work,round-robin,colocated; in a suite all).",
+            "for all (default: three-part, greedy, least-work, round-robin, colocated; in a suite all).",
         ),
     ] = None,
     suite: Annotated[

@@ -190,7 +190,7 @@ def test_python_dash_m_works():
         (("simulate", "toy", "--json", "/tmp/same", "--requests", "/tmp/same"), "same file"),
         (("compare", "toy", "--policies", "three-part,"[:-1] + ",nope"), "nope"),
         (("compare", "toy", "--policies", ","), "no policy"),
-        (("compare", "toy", "--report", "/nowhere/deep/report"), "does not exist"),
+        (("compare", "toy", "--report", "/dev/null/report"), "is not a folder"),
         (("compare", "toy", "--report", "/dev/null"), "not a folder"),
         (("compare", "toy", "toy"), "two scenarios"),
         (("simulate", "toy", "--set", f"window.requests={'9' * 5000}"), "window.requests"),

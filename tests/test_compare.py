@@ -236,7 +236,8 @@ def test_cost_across_scenarios_is_relative_to_three_part():
     ("windows", "words"),
     [
         (1, "no intervals"),
-        (5, "Too few windows to tell 2 policies"),
+        (2, "just their range"),
+        (5, "Too few windows to tell 1 other from the best policy: ties are marked from 6 windows on"),
         (9, "fewer than 10 windows are rough"),
         (10, None),
     ],

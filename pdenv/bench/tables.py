@@ -166,13 +166,15 @@ def caveats(comparison: Comparison) -> list[str]:
     lines = []
     if comparison.windows == 1:
         lines.append("One window: no intervals, and no telling of chance; compare at least 10 windows")
+    elif comparison.windows == 2:
+        lines.append("Intervals of two windows are just their range; compare at least 10")
     elif comparison.windows < ROUGH_BELOW:
         lines.append("Intervals of fewer than 10 windows are rough")
     most = max(len(comparison.leaderboard(name)) for name in comparison.scenarios)
     if comparison.windows > 1 and most > 1 and not can_tell(comparison.windows, most):
         lines.append(
-            f"Too few windows to tell {most} policies from the best: ties are not marked; "
-            f"compare at least {max(fewest_to_tell(most), ROUGH_BELOW)}"
+            f"Too few windows to tell {most - 1} other{'s' * (most > 2)} from the best policy: ties are marked "
+            f"from {fewest_to_tell(most)} windows on"
         )
     if comparison.suite is not None:
         tuned = [entry.name for entry in comparison.entries if entry.tuned]
@@ -207,6 +209,10 @@ def constraint_lines(constraints: dict[str, Any]) -> list[str]:
     ]
 
 
+#: The preset that is made to meet the three constraints.
+AIMED_AT = "operating-point"
+
+
 def operating_point(standings: list[Standing]) -> list[str]:
     """The operating point under the cheapest policy that disaggregates, a heuristic if any, and who is in conflict."""
     whole = [s for s in standings if not s.failed]
@@ -215,7 +221,8 @@ def operating_point(standings: list[Standing]) -> list[str]:
         return ["Operating point: no policy here uses separate pools"]
     split.sort(key=lambda s: s.kind != "heuristic")
     window = " (window 0)" if len(split[0].runs) > 1 else ""
-    lines = [f"Operating point under {split[0].policy}{window}"]
+    aim = "" if split[0].runs[0].scenario == AIMED_AT else f"; scenario {AIMED_AT} aims at it, others need not"
+    lines = [f"Operating point under {split[0].policy}{window}{aim}"]
     lines += constraint_lines(split[0].runs[0].summary["constraints"])
     others = [s.policy for s in split[1:] if any(r.summary["constraints"]["conflict"] for r in s.runs)]
     if others:
