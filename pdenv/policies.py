@@ -159,6 +159,7 @@ def drive(sim: Simulation, policy: Policy, until_s: float = np.inf, measured_onl
 
 def _answer_scale(sim: Simulation, policy: Policy) -> None:
     scale = policy.scale(see(sim))
+    _check_type(scale, Scale, "scale", policy)
     if scale.prefill not in (-1, 0, 1) or scale.decode not in (-1, 0, 1) or scale.flip not in (0, 1, 2):
         raise InputError(f"{scale}: deltas are −1, 0 or 1, flips 0, 1 or 2", where=f"policy '{policy.name}'")
     decisions.scale(sim, *scale)
@@ -180,6 +181,7 @@ def _answer_pair(sim: Simulation, policy: Policy) -> None:
 def _answer_route(sim: Simulation, policy: Policy) -> None:
     request = see_request(sim)
     route = policy.route(see(sim), request)
+    _check_type(route, Route, "route", policy)
     bound_later = bool(sim.block.header["bind_at_prefill_end"])
     if not _is_legal(route, request, bound_later):
         raise InputError(
@@ -198,6 +200,12 @@ def _answer_route(sim: Simulation, policy: Policy) -> None:
         decisions.reject(sim)
     else:
         decisions.wait(sim)
+
+
+def _check_type(answer: object, expected: type, asked: str, policy: Policy) -> None:
+    if not isinstance(answer, expected):
+        message = f"{asked} answered {type(answer).__name__}; a pdenv.policies.{expected.__name__} was expected"
+        raise InputError(message, where=f"policy '{policy.name}'")
 
 
 def _is_legal(route: Route, request: RequestView, bound_later: bool) -> bool:
@@ -219,7 +227,7 @@ def _has_somewhere(request: RequestView, bound_later: bool) -> bool:
 
 def _worded(route: Route) -> str:
     if route.kind is Kind.PAIR:
-        return f"prefill {route.prefill} with decode {route.decode} in precision {route.precision}"
+        return f"prefill {route.prefill!r} with decode {route.decode!r} in precision {route.precision!r}"
     return f"co-located instance {route.instance}" if route.kind is Kind.COLOCATED else f"'{route.kind.value}'"
 
 

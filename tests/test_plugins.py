@@ -63,6 +63,10 @@ class Blind:
     def predict(self, observation, state=None, episode_start=None, deterministic=True):
         return np.array(3), None
 
+class Mute(Fixed):
+    def route(self, view, request):
+        return None
+
 class Quitting(Fixed):
     def route(self, view, request):
         raise SystemExit(9)
@@ -192,6 +196,7 @@ def test_a_trace_as_a_whole_is_no_episode(toy, here, tmp_path):
         ("Silent", {}, 0, r"predict gave int; \(action, state\) was expected"),
         ("Crashing", {}, 0, "fails in predict: RuntimeError: not today"),
         ("Quitting", {}, 0, "fails in route at .* SystemExit: 9"),
+        ("Mute", {}, 0, "route answered NoneType; a pdenv.policies.Route was expected"),
         ("Rude", {}, 0, "fails in route at .* Nameless"),
         ("QuittingLater", {}, 0, "fails in predict: SystemExit: 0"),
     ],

@@ -166,6 +166,8 @@ def find(name: str) -> Contender:
         return Contender(name, "heuristic")
     if is_reference(name):
         base = parse(name)[1]
+        if is_reference(base):
+            raise InputError("rolls a compiled rule forward, not a reference", where=f"policy '{name}'")
         if not is_rule(base):
             policies.check_policy(base)
             raise InputError(f"needs a compiled rule, '{base}' is none", where=f"policy '{name}'")
@@ -267,7 +269,7 @@ def _make(contender: Contender, params: dict[str, float], seed: int) -> Any:
         try:
             policies.check_object(policy)
         except InputError as error:
-            raise InputError(f"is none: {error}", where=where) from None
+            raise InputError(f"is no policy: {error}", where=where) from None
     return policy
 
 
